@@ -3,8 +3,7 @@
 
 #include <cstdint>
 
-#if defined(__CUDA_ARCH__)
-#else
+#if !defined(__CUDA_ARCH__)
 #include <bit>
 #endif
 
@@ -25,28 +24,27 @@ inline constexpr std::uint32_t kSmallestNormal = 0x00800000U;
 inline constexpr std::uint32_t kOne = 0x3f800000U;
 
 /// Bits of a float; signalling NaNs pass unchanged.
+// The builtin and not std::bit_cast, which is a host function to nvcc.
 BITATTN_HD constexpr std::uint32_t to_bits(float x) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_uint(x);
-#else
-  return std::bit_cast<std::uint32_t>(x);
-#endif
+  return __builtin_bit_cast(std::uint32_t, x);
 }
 
 /// Float of these bits.
 BITATTN_HD constexpr float from_bits(std::uint32_t x) {
-#if defined(__CUDA_ARCH__)
-  return __uint_as_float(x);
-#else
-  return std::bit_cast<float>(x);
-#endif
+  return __builtin_bit_cast(float, x);
 }
 
-BITATTN_HD constexpr bool is_nan(std::uint32_t x) { return (x & 0x7fffffffU) > kInfinity; }
-BITATTN_HD constexpr bool is_infinite(std::uint32_t x) { return (x & 0x7fffffffU) == kInfinity; }
+BITATTN_HD constexpr bool is_nan(std::uint32_t x) {
+  return (x & 0x7fffffffU) > kInfinity;
+}
+BITATTN_HD constexpr bool is_infinite(std::uint32_t x) {
+  return (x & 0x7fffffffU) == kInfinity;
+}
 
 /// Flush to zero: a subnormal becomes zero of the same sign.
-BITATTN_HD constexpr std::uint32_t flush(std::uint32_t x) { return (x & kInfinity) != 0U ? x : (x & kSignBit); }
+BITATTN_HD constexpr std::uint32_t flush(std::uint32_t x) {
+  return (x & kInfinity) != 0U ? x : (x & kSignBit);
+}
 
 /// Index of the highest set bit of v; v must not be 0.
 BITATTN_HD constexpr int highest_bit(std::uint64_t v) {

@@ -1,7 +1,8 @@
 #pragma once
-// Plain IEEE fp32 (no flush): add, mul, fma, sub of two floats, to nearest even, subnormals kept, every NaN 0x7fffffff.
-// Source: docs/spec/hopper-arithmetic.md 6; 134,217,728 cases for each operation against an H200, 0 mismatches.
-// Callers must be compiled without contraction (-ffp-contract=off, -fmad=false): a fused product here is a bug.
+// Plain IEEE fp32 (no flush): add, mul, fma, to nearest even, subnormals kept, every NaN 0x7fffffff; and max.
+// Source: docs/spec/hopper-arithmetic.md 6; 134,217,728 cases for each operation against an H200, 0
+// mismatches. Callers must be compiled without contraction (-ffp-contract=off, -fmad=false): a fused product
+// here is a bug.
 
 #include "emu/arith/bits.hpp"
 
@@ -38,6 +39,19 @@ BITATTN_HD inline float fma(float a, float b, float c) {
 #else
   return canonical(std::fma(a, b, c));
 #endif
+}
+
+/// FMNMX, the greater: one NaN gives the other operand, two NaNs 0x7fffffff; -0 < +0. Subnormals kept.
+/// Source: docs/spec/hopper-arithmetic.md 9.
+BITATTN_HD constexpr float max(float a, float b) {
+  const std::uint32_t x = to_bits(a);
+  const std::uint32_t y = to_bits(b);
+  if (is_nan(x)) return canonical(b);
+  if (is_nan(y)) return a;
+  // Sign and magnitude as an ordered integer in which -0 comes just below +0.
+  const std::int64_t ordered_x = (x & kSignBit) != 0U ? ~std::int64_t{x & 0x7fffffffU} : std::int64_t{x};
+  const std::int64_t ordered_y = (y & kSignBit) != 0U ? ~std::int64_t{y & 0x7fffffffU} : std::int64_t{y};
+  return ordered_x > ordered_y ? a : b;
 }
 
 }  // namespace bitattn::arith

@@ -1,10 +1,11 @@
 #pragma once
-// fp32 with flush to zero, as all scalar code compiled with --use_fast_math runs on Hopper (FADD/FMUL/FFMA/FMNMX .FTZ).
+// fp32 with flush to zero, as all scalar code compiled with --use_fast_math runs on Hopper
+// (FADD/FMUL/FFMA/FMNMX .FTZ).
 //
-// Inputs that are subnormal become zero of their sign. The result becomes zero of its sign when it is tiny AFTER
-// rounding to 24 bits with unbounded exponent, that is when the exact value v has 0 < |v| < 2^-126 - 2^-151; between
-// that and 2^-126 it is the smallest normal number. Every NaN is 0x7fffffff.
-// Source: docs/spec/hopper-arithmetic.md 6 and 9; 6.4e9 cases on an H200, 0 mismatches.
+// Inputs that are subnormal become zero of their sign. The result becomes zero of its sign when it is tiny
+// AFTER rounding to 24 bits with unbounded exponent, that is when the exact value v has 0 < |v| < 2^-126 -
+// 2^-151; between that and 2^-126 it is the smallest normal number. Every NaN is 0x7fffffff. Source:
+// docs/spec/hopper-arithmetic.md 6 and 9; 6.4e9 cases on an H200, 0 mismatches.
 
 #include "emu/arith/bits.hpp"
 #include "emu/arith/fp32.hpp"
@@ -12,12 +13,15 @@
 
 namespace bitattn::arith::ftz {
 
-BITATTN_HD constexpr float in(float x) { return from_bits(flush(to_bits(x))); }
+BITATTN_HD constexpr float in(float x) {
+  return from_bits(flush(to_bits(x)));
+}
 
 namespace detail {
 
-/// `r`: an IEEE result of magnitude at most 2^-126 of operands that are not subnormal. Decides, from the exact value
-/// p + z (p a product of two floats, exact in double), between zero and the smallest normal number.
+/// `r`: an IEEE result of magnitude at most 2^-126 of operands that are not subnormal. Decides, from the
+/// exact value p + z (p a product of two floats, exact in double), between zero and the smallest normal
+/// number.
 BITATTN_HD inline float settle_tiny(float r, double p, double z) {
   const double s = p + z;  // two-sum: s + error is exactly p + z
   const double bb = s - p;
@@ -30,15 +34,22 @@ BITATTN_HD inline float settle_tiny(float r, double p, double z) {
   return from_bits((to_bits(r) & kSignBit) | (tiny ? 0U : kSmallestNormal));
 }
 
-BITATTN_HD constexpr bool near_underflow(float r) { return (to_bits(r) & 0x7fffffffU) <= kSmallestNormal; }
+BITATTN_HD constexpr bool near_underflow(float r) {
+  return (to_bits(r) & 0x7fffffffU) <= kSmallestNormal;
+}
 
 }  // namespace detail
 
-/// FADD.FTZ. A sum of two normal numbers is exact when it is subnormal, so flushing the IEEE result is enough.
-BITATTN_HD inline float add(float a, float b) { return in(arith::add(in(a), in(b))); }
+/// FADD.FTZ. A sum of two normal numbers is exact when it is subnormal, so flushing the IEEE result is
+/// enough.
+BITATTN_HD inline float add(float a, float b) {
+  return in(arith::add(in(a), in(b)));
+}
 
 /// FADD.FTZ with the second operand negated; a NaN stays the chip's.
-BITATTN_HD inline float sub(float a, float b) { return add(a, from_bits(to_bits(b) ^ kSignBit)); }
+BITATTN_HD inline float sub(float a, float b) {
+  return add(a, from_bits(to_bits(b) ^ kSignBit));
+}
 
 /// FMUL.FTZ.
 BITATTN_HD inline float mul(float a, float b) {
@@ -59,16 +70,14 @@ BITATTN_HD inline float fma(float a, float b, float c) {
   return detail::settle_tiny(r, static_cast<double>(a) * static_cast<double>(b), static_cast<double>(c));
 }
 
-/// FMNMX.FTZ, the greater: one NaN gives the other operand, two NaNs 0x7fffffff; -0 < +0.
+/// FMNMX.FTZ, the greater: one NaN gives the other operand, flushed, two NaNs 0x7fffffff; -0 < +0.
 BITATTN_HD constexpr float max(float a, float b) {
-  const std::uint32_t x = flush(to_bits(a));
-  const std::uint32_t y = flush(to_bits(b));
-  if (is_nan(x)) return from_bits(is_nan(y) ? kQuietNan : y);
-  if (is_nan(y)) return from_bits(x);
-  // Sign-magnitude to an ordered integer in which -0 comes just below +0.
-  const std::int64_t ox = (x & kSignBit) != 0U ? -static_cast<std::int64_t>(x & 0x7fffffffU) - 1 : static_cast<std::int64_t>(x);
-  const std::int64_t oy = (y & kSignBit) != 0U ? -static_cast<std::int64_t>(y & 0x7fffffffU) - 1 : static_cast<std::int64_t>(y);
-  return from_bits(ox > oy ? x : y);
+  return arith::max(in(a), in(b));
+}
+
+/// max.NaN.ftz.f32: as max, but one NaN is enough for 0x7fffffff.
+BITATTN_HD constexpr float max_nan(float a, float b) {
+  return is_nan(to_bits(a)) || is_nan(to_bits(b)) ? from_bits(kQuietNan) : max(a, b);
 }
 
 /// FMNMX.FTZ, the smaller: mirrors max.
@@ -78,7 +87,9 @@ BITATTN_HD constexpr float min(float a, float b) {
 }
 
 /// div.approx.ftz.f32: a * rcp(b), no range scaling, so |b| > 2^126 gives 0 (or NaN for an infinite a).
-BITATTN_HD inline float div(float a, float b) { return mul(a, from_bits(mufu::rcp(to_bits(b)))); }
+BITATTN_HD inline float div(float a, float b) {
+  return mul(a, from_bits(mufu::rcp(to_bits(b))));
+}
 
 /// neg.ftz.f32 and abs.ftz.f32: flush, then set the sign; a NaN becomes 0x7fffffff.
 BITATTN_HD constexpr float neg(float a) {

@@ -1,9 +1,11 @@
 #pragma once
-// Hopper's special-function unit: ex2, lg2, rcp, rsqrt (.approx.ftz.f32) and tanh (.approx.f32), bits to bits.
+// Hopper's special-function unit: ex2, lg2, rcp, rsqrt (.approx.ftz.f32) and tanh (.approx.f32), bits to
+// bits.
 //
-// All five are one table-driven quadratic: the upper bits of the 23-bit fraction pick a segment, the lower bits u go
-// into C0 + C1*u + C2*u^2 with integer coefficients. The only inexact inner step is the squarer; one final floor.
-// Source: docs/spec/hopper-arithmetic.md 2 to 5b; all 2^32 inputs of each on an H200, 0 mismatches.
+// All five are one table-driven quadratic: the upper bits of the 23-bit fraction pick a segment, the lower
+// bits u go into C0 + C1*u + C2*u^2 with integer coefficients. The only inexact inner step is the squarer;
+// one final floor. Source: docs/spec/hopper-arithmetic.md 2 to 5b; all 2^32 inputs of each on an H200, 0
+// mismatches.
 
 #include <cstdint>
 
@@ -12,15 +14,17 @@
 
 namespace bitattn::arith::mufu {
 
-/// Square of a 17-bit u in units of 2^19, as the unit's folded squarer gives it: partial products whose own weight is
-/// below 2^19 are dropped one by one, so no carry comes from them.
+/// Square of a 17-bit u in units of 2^19, as the unit's folded squarer gives it: partial products whose own
+/// weight is below 2^19 are dropped one by one, so no carry comes from them.
+///
+/// With u = h*2^10 + l: every product of two bits of h is kept (weights from 2^20 on), every product of two
+/// bits of l is dropped (weights up to 2^18), and bit j of h keeps those bits of l that reach weight 2^19
+/// with it, from 8 - j on.
 BITATTN_HD constexpr std::uint32_t square_17(std::uint32_t u) {
-  std::uint32_t s = 0;
-  for (std::uint32_t i = 0; i < 17; ++i) {
-    if ((u >> i & 1U) == 0U) continue;
-    s += static_cast<std::uint32_t>(
-        ((static_cast<std::uint64_t>(u >> (i + 1)) << (2 * i + 2)) | (std::uint64_t{1} << (2 * i))) >> 19U);
-  }
+  const std::uint32_t h = u >> 10U;
+  const std::uint32_t l = u & 0x3ffU;
+  std::uint32_t s = 2U * h * h;
+  for (std::uint32_t j = 0; j < 7; ++j) s += (h >> j & 1U) * (l >> (8U - j));
   return s;
 }
 
@@ -44,7 +48,8 @@ BITATTN_HD constexpr std::uint32_t ex2(std::uint32_t x) {
   }
   const table::Segment c = table::ex2(fraction >> 17U);
   const std::uint32_t u = fraction & 0x1ffffU;
-  const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 8192 + 6114 + static_cast<std::int64_t>(c.c1) * u +
+  const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 8192 + 6114 +
+                           static_cast<std::int64_t>(c.c1) * u +
                            static_cast<std::int64_t>(c.c2) * square_17(u);
   const std::uint32_t significand = static_cast<std::uint32_t>(sum >> 15);  // in [2^23, 2^24)
   const int field = integer + 127;
@@ -63,9 +68,11 @@ BITATTN_HD constexpr std::uint32_t rcp(std::uint32_t x) {
   const std::uint32_t fraction = x & 0x7fffffU;
   const table::Segment c = table::rcp(fraction >> 16U);
   const std::uint32_t v = fraction & 0xffffU;
-  const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 8192 + 2023 + static_cast<std::int64_t>(c.c1) * v +
+  const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 8192 + 2023 +
+                           static_cast<std::int64_t>(c.c1) * v +
                            static_cast<std::int64_t>(c.c2) * square_17(v << 1U);
-  const std::uint32_t m = static_cast<std::uint32_t>(sum >> 15);  // in [2^23, 2^24], unit 2^-24; 2^24 for powers of two
+  const std::uint32_t m =
+      static_cast<std::uint32_t>(sum >> 15);  // in [2^23, 2^24], unit 2^-24; 2^24 for powers of two
   const int field = 253 - exponent_field + static_cast<int>(m >> 24U);
   if (field <= 0) return sign;
   return sign | static_cast<std::uint32_t>(field) << 23U | ((m >> 24U) != 0U ? 0U : (m & 0x7fffffU));
@@ -82,9 +89,10 @@ BITATTN_HD constexpr std::uint32_t lg2(std::uint32_t x) {
   const std::uint32_t fraction = x & 0x7fffffU;
   const std::uint32_t u = fraction & 0x1ffffU;
   const table::Segment c = table::lg2(fraction >> 17U);
-  const std::int64_t log_fraction = (static_cast<std::int64_t>(c.c0) * 4096 + 837 + static_cast<std::int64_t>(c.c1) * u +
-                                     2 * static_cast<std::int64_t>(c.c2) * square_17(u)) >>
-                                    2;  // log2(1.fraction), unit 2^-36
+  const std::int64_t log_fraction =
+      (static_cast<std::int64_t>(c.c0) * 4096 + 837 + static_cast<std::int64_t>(c.c1) * u +
+       2 * static_cast<std::int64_t>(c.c2) * square_17(u)) >>
+      2;  // log2(1.fraction), unit 2^-36
   std::int64_t r = static_cast<std::int64_t>(exponent_field - 127) * (std::int64_t{1} << 36) + log_fraction;
   std::uint32_t sign = 0;
   if (r < 0) {  // one's complement magnitude
@@ -93,7 +101,8 @@ BITATTN_HD constexpr std::uint32_t lg2(std::uint32_t x) {
   }
   if (r == 0) return sign;
   const int top = highest_bit(static_cast<std::uint64_t>(r));
-  const std::uint32_t m = static_cast<std::uint32_t>(top >= 23 ? r >> (top - 23) : r << (23 - top));  // cut off
+  const std::uint32_t m =
+      static_cast<std::uint32_t>(top >= 23 ? r >> (top - 23) : r << (23 - top));  // cut off
   return sign | static_cast<std::uint32_t>(top - 36 + 127) << 23U | (m & 0x7fffffU);
 }
 
@@ -111,7 +120,8 @@ BITATTN_HD constexpr std::uint32_t rsqrt(std::uint32_t x) {
   const int k = (exponent - odd) / 2;  // x = 4^k * y, y in [1, 4)
   if (fraction == 0U && odd == 0) return static_cast<std::uint32_t>(127 - k) << 23U;
   const table::Segment c = table::rsqrt((fraction >> 17U) + (odd != 0 ? 64U : 0U));
-  const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 16384 + 16383 + static_cast<std::int64_t>(c.c1) * u +
+  const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 16384 + 16383 +
+                           static_cast<std::int64_t>(c.c1) * u +
                            4 * static_cast<std::int64_t>(c.c2) * square_17(u);
   const std::uint32_t m = static_cast<std::uint32_t>(sum >> 16);  // unit 2^-24
   return static_cast<std::uint32_t>(126 - k) << 23U | (m & 0x7fffffU);
@@ -129,7 +139,8 @@ BITATTN_HD constexpr std::uint32_t tanh(std::uint32_t x) {
   const int segment_bits = table::tanh_bits(row);
   const table::Segment c =
       table::tanh(static_cast<std::uint32_t>(table::tanh_first(row)) + (fraction >> (23 - segment_bits)));
-  const std::uint32_t u = fraction >> (6 - segment_bits) & 0x1ffffU;  // 17 bits below the segment's, the rest cut off
+  const std::uint32_t u =
+      fraction >> (6 - segment_bits) & 0x1ffffU;  // 17 bits below the segment's, the rest cut off
   const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 32768 + static_cast<std::int64_t>(c.c1) * u +
                            2 * static_cast<std::int64_t>(c.c2) * square_17(u);  // unit 2^(exponent - 40)
   const int top = highest_bit(static_cast<std::uint64_t>(sum));

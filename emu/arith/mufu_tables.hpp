@@ -1,7 +1,7 @@
 #pragma once
-// Coefficients of the quadratic interpolators behind MUFU (ex2, lg2, rcp, rsqrt, tanh): {C0, C1, C2} a segment.
-// Read off an H200; C1 and C2 of each segment of ex2, lg2 and rcp are the only integers that fit all of its outputs.
-// The same numbers stand in docs/spec/data/*.csv; a test compares the two.
+// Coefficients of the quadratic interpolators behind MUFU (ex2, lg2, rcp, rsqrt, tanh): {C0, C1, C2} a
+// segment. Read off an H200; C1 and C2 of each segment of ex2, lg2 and rcp are the only integers that fit all
+// of its outputs. The same numbers stand in docs/spec/data/*.csv; a test compares the two.
 
 #include <cstdint>
 
@@ -13,14 +13,15 @@ struct Segment {
   std::int32_t c0, c1, c2;
 };
 
-// A table that host and device code both read exists twice under nvcc: a constexpr array for the host and one in the
-// device's constant memory. BITATTN_TABLE defines both from one list, and `name(i)` reads the one at hand.
+// A table that host and device code both read exists twice under nvcc: a constexpr array for the host and one
+// in the device's constant memory. BITATTN_TABLE defines both from one list, and `name(i)` reads the one at
+// hand: a constant expression on the host only.
 #if defined(__CUDACC__)
-#define BITATTN_TABLE(type, name, size, ...)                                  \
-  inline constexpr type name##_host[size] = {__VA_ARGS__};                    \
-  static __constant__ const type name##_device[size] = {__VA_ARGS__};         \
-  BITATTN_HD inline type name(std::uint32_t i) {                              \
-    BITATTN_TABLE_READ(name)                                                  \
+#define BITATTN_TABLE(type, name, size, ...)                          \
+  inline constexpr type name##_host[size] = {__VA_ARGS__};            \
+  static __constant__ const type name##_device[size] = {__VA_ARGS__}; \
+  BITATTN_HD constexpr type name(std::uint32_t i) {                   \
+    BITATTN_TABLE_READ(name)                                          \
   }
 #if defined(__CUDA_ARCH__)
 #define BITATTN_TABLE_READ(name) return name##_device[i];
@@ -30,7 +31,9 @@ struct Segment {
 #else
 #define BITATTN_TABLE(type, name, size, ...)               \
   inline constexpr type name##_host[size] = {__VA_ARGS__}; \
-  constexpr type name(std::uint32_t i) { return name##_host[i]; }
+  constexpr type name(std::uint32_t i) {                   \
+    return name##_host[i];                                 \
+  }
 #endif
 
 // clang-format off

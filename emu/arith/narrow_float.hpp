@@ -9,7 +9,8 @@ namespace bitattn::arith {
 namespace detail {
 
 /// fp32 bits to a float of `exponent_bits` and `fraction_bits`, to nearest even, subnormal results kept.
-/// `largest`: code of the largest finite magnitude; `overflow`: code above it and for infinity; `nan`: code of any NaN.
+/// `largest`: code of the largest finite magnitude; `overflow`: code above it and for infinity; `nan`: code
+/// of any NaN.
 template <int exponent_bits, int fraction_bits>
 BITATTN_HD constexpr std::uint32_t narrow(std::uint32_t x, std::uint32_t largest, std::uint32_t overflow,
                                           std::uint32_t nan) {
@@ -26,9 +27,10 @@ BITATTN_HD constexpr std::uint32_t narrow(std::uint32_t x, std::uint32_t largest
   const std::uint32_t rest = significand & static_cast<std::uint32_t>((std::uint64_t{1} << shift) - 1U);
   const std::uint32_t half = std::uint32_t{1} << (shift - 1);
   if (rest > half || (rest == half && (quotient & 1U) != 0U)) ++quotient;
-  const std::uint32_t code = exponent < min_exponent
-                                 ? quotient
-                                 : quotient + (static_cast<std::uint32_t>(exponent - min_exponent) << fraction_bits);
+  const std::uint32_t code =
+      exponent < min_exponent
+          ? quotient
+          : quotient + (static_cast<std::uint32_t>(exponent - min_exponent) << fraction_bits);
   return sign | (code > largest ? overflow : code);
 }
 

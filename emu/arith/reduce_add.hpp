@@ -9,9 +9,13 @@
 namespace bitattn::arith {
 
 /// cp.reduce.async.bulk ... add.f32 and shared-memory atomicAdd: plain IEEE, subnormals kept.
-BITATTN_HD inline float bulk_reduce_add(float memory, float operand) { return add(memory, operand); }
+BITATTN_HD inline float bulk_reduce_add(float memory, float operand) {
+  return add(memory, operand);
+}
 
 /// red.global.add.f32, atomicAdd(float*), also the float4 form: operands and result flushed.
-BITATTN_HD inline float global_reduce_add(float memory, float operand) { return ftz::add(memory, operand); }
+BITATTN_HD inline float global_reduce_add(float memory, float operand) {
+  return ftz::add(memory, operand);
+}
 
 }  // namespace bitattn::arith

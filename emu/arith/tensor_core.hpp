@@ -1,8 +1,9 @@
 #pragma once
 // One fused step of Hopper's tensor core: c + sum of k products, for one element of the accumulator.
 //
-// The steps of docs/spec/hopper-arithmetic.md 1, one function each: decode, specials, align, sum, round and pack.
-// 41.5e9 dot products on an H200 (wgmma and mma.sync, every N, both operand sources and orders), 0 mismatches.
+// The steps of docs/spec/hopper-arithmetic.md 1, one function each: decode, specials, align, sum, round and
+// pack. A rule is passed by value: device code may not refer to a host constant. 41.5e9 dot products on an
+// H200 (wgmma and mma.sync, every N, both operand sources and orders), 0 mismatches.
 
 #include <cstdint>
 
@@ -20,8 +21,12 @@ struct OperandFormat {
   static constexpr int kTopExponent = (1 << exponent_bits) - 1;
   static constexpr std::uint32_t kFractionMask = (1U << fraction) - 1U;
 
-  BITATTN_HD static constexpr int exponent_field(std::uint32_t v) { return static_cast<int>(v >> fraction) & kTopExponent; }
-  BITATTN_HD static constexpr bool negative(std::uint32_t v) { return (v >> (exponent_bits + fraction) & 1U) != 0U; }
+  BITATTN_HD static constexpr int exponent_field(std::uint32_t v) {
+    return static_cast<int>(v >> fraction) & kTopExponent;
+  }
+  BITATTN_HD static constexpr bool negative(std::uint32_t v) {
+    return (v >> (exponent_bits + fraction) & 1U) != 0U;
+  }
   BITATTN_HD static constexpr bool nan(std::uint32_t v) {
     return ieee ? exponent_field(v) == kTopExponent && (v & kFractionMask) != 0U : (v & 0x7fU) == 0x7fU;
   }
@@ -43,17 +48,17 @@ using F16 = OperandFormat<5, 10, true>;
 using E4m3 = OperandFormat<4, 3, false>;
 using E5m2 = OperandFormat<5, 2, true>;
 
-/// What a chip's tensor core does with one fused sum: plain data, so that another chip (or a deliberately wrong one,
-/// in a test) is another value and not another function.
+/// What a chip's tensor core does with one fused sum: plain data, so that another chip (or a deliberately
+/// wrong one, in a test) is another value and not another function.
 struct TensorCoreRule {
-  int aligned_fraction_bits;       ///< bits kept below the largest exponent when terms are aligned (F)
-  int result_fraction_bits;        ///< fraction bits of the result (OF)
-  int exponent_floor;              ///< the alignment exponent is never below this
-  bool round_to_nearest = false;   ///< last rounding: false toward zero (the chip), true to nearest even
+  int aligned_fraction_bits;      ///< bits kept below the largest exponent when terms are aligned (F)
+  int result_fraction_bits;       ///< fraction bits of the result (OF)
+  int exponent_floor;             ///< the alignment exponent is never below this
+  bool round_to_nearest = false;  ///< last rounding: false toward zero (the chip), true to nearest even
 };
 
 inline constexpr TensorCoreRule kHopperWide{25, 23, -133};  ///< BF16 and FP16 operands, 16 products a step
-inline constexpr TensorCoreRule kHopperFp8{13, 13, -133};   ///< FP8 operands through wgmma, 32 products a step
+inline constexpr TensorCoreRule kHopperFp8{13, 13, -133};  ///< FP8 operands through wgmma, 32 products a step
 
 namespace detail {
 
@@ -72,9 +77,9 @@ struct Specials {
   }
 };
 
-/// sum * 2^(exponent - F) to fp32: cut off (or rounded) to OF fraction bits, subnormal results kept, overflow to
-/// infinity, a zero sum or an underflow to zero always +0.
-BITATTN_HD constexpr std::uint32_t round_and_pack(std::int64_t sum, int exponent, const TensorCoreRule& rule) {
+/// sum * 2^(exponent - F) to fp32: cut off (or rounded) to OF fraction bits, subnormal results kept, overflow
+/// to infinity, a zero sum or an underflow to zero always +0.
+BITATTN_HD constexpr std::uint32_t round_and_pack(std::int64_t sum, int exponent, TensorCoreRule rule) {
   if (sum == 0) return 0U;
   const std::uint32_t sign = sum < 0 ? kSignBit : 0U;
   std::uint64_t v = static_cast<std::uint64_t>(sum < 0 ? -sum : sum);
@@ -103,10 +108,11 @@ BITATTN_HD constexpr std::uint32_t round_and_pack(std::int64_t sum, int exponent
 
 }  // namespace detail
 
-/// One fused step: bits of c + sum over i < k of a[i]*b[i] under `rule`. a, b: k operand words of formats A and B.
+/// One fused step: bits of c + sum over i < k of a[i]*b[i] under `rule`. a, b: k operand words of formats A
+/// and B.
 template <class A, class B, class Word>
 BITATTN_HD constexpr std::uint32_t fused_step(const Word* a, const Word* b, int k, std::uint32_t c,
-                                              const TensorCoreRule& rule) {
+                                              TensorCoreRule rule) {
   constexpr int kProductFractionBits = A::kFractionBits + B::kFractionBits;
   detail::Specials specials{is_nan(c), c == kInfinity, c == (kInfinity | kSignBit)};
   const int c_field = static_cast<int>(c >> 23U & 255U);
@@ -156,26 +162,30 @@ BITATTN_HD constexpr std::uint32_t fused_step(const Word* a, const Word* b, int 
 }
 
 /// wgmma m64nNk16 and mma.sync m16n8k16, BF16: one step.
-BITATTN_HD constexpr std::uint32_t mma_bf16_k16(const std::uint16_t* a, const std::uint16_t* b, std::uint32_t c,
-                                                const TensorCoreRule& rule = kHopperWide) {
+BITATTN_HD constexpr std::uint32_t mma_bf16_k16(const std::uint16_t* a, const std::uint16_t* b,
+                                                std::uint32_t c, TensorCoreRule rule = kHopperWide) {
   return fused_step<Bf16, Bf16>(a, b, 16, c, rule);
 }
 /// mma.sync m16n8k8, BF16.
-BITATTN_HD constexpr std::uint32_t mma_bf16_k8(const std::uint16_t* a, const std::uint16_t* b, std::uint32_t c) {
+BITATTN_HD constexpr std::uint32_t mma_bf16_k8(const std::uint16_t* a, const std::uint16_t* b,
+                                               std::uint32_t c) {
   return fused_step<Bf16, Bf16>(a, b, 8, c, kHopperWide);
 }
 /// wgmma and mma.sync m16n8k16, FP16.
-BITATTN_HD constexpr std::uint32_t mma_f16_k16(const std::uint16_t* a, const std::uint16_t* b, std::uint32_t c) {
+BITATTN_HD constexpr std::uint32_t mma_f16_k16(const std::uint16_t* a, const std::uint16_t* b,
+                                               std::uint32_t c) {
   return fused_step<F16, F16>(a, b, 16, c, kHopperWide);
 }
 /// wgmma m64nNk32, FP8 (A and B each e4m3 or e5m2). Every step cuts the accumulator to 13 fraction bits.
 template <class A, class B>
-BITATTN_HD constexpr std::uint32_t wgmma_fp8_k32(const std::uint8_t* a, const std::uint8_t* b, std::uint32_t c) {
+BITATTN_HD constexpr std::uint32_t wgmma_fp8_k32(const std::uint8_t* a, const std::uint8_t* b,
+                                                 std::uint32_t c) {
   return fused_step<A, B>(a, b, 32, c, kHopperFp8);
 }
-/// mma.sync m16n8k32, e4m3. sm_90a has no such unit: the compiler emits two FP16 steps (products with k%4 in {0,1},
-/// then {2,3}) and one FADD.
-BITATTN_HD inline std::uint32_t mma_sync_e4m3_k32(const std::uint8_t* a, const std::uint8_t* b, std::uint32_t c) {
+/// mma.sync m16n8k32, e4m3. sm_90a has no such unit: the compiler emits two FP16 steps (products with k%4 in
+/// {0,1}, then {2,3}) and one FADD.
+BITATTN_HD inline std::uint32_t mma_sync_e4m3_k32(const std::uint8_t* a, const std::uint8_t* b,
+                                                  std::uint32_t c) {
   std::uint32_t t = 0;
   for (int half = 0; half < 2; ++half) {
     std::uint16_t x[16] = {};
