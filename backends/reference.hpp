@@ -1,0 +1,14 @@
+#pragma once
+// High-precision attention as a backend.
+
+#include <memory>
+#include <string>
+
+#include "backends/backend.hpp"
+
+namespace bitattn {
+
+/// `name`: "reference" or "reference:BITS". Throws InputError unless BITS is a number from 24 to 4096.
+std::unique_ptr<Backend> reference_backend(const std::string& name);
+
+}  // namespace bitattn
