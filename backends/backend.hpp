@@ -14,6 +14,7 @@ namespace bitattn {
 struct RunOptions {
   bool want_uncast = false;         ///< keep the values before their last cast (Result::uncast)
   bool want_order_free_parts = false;  ///< keep dQ (dK, dV) in parts where the kernel fixes no order
+  bool want_accumulators = false;  ///< keep dq_accum (and dk_accum, dv_accum); always kept where the capture recorded them
   bool forward_only = false;
   /// Called with what the emulator has in its hands, row block by row block; nullptr: nobody looks. Backends other than the
   /// emulator ignore it.

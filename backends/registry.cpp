@@ -1,0 +1,33 @@
+#include <string>
+#include <vector>
+
+#include "backends/backend.hpp"
+#include "backends/emulator.hpp"
+#include "backends/fp32.hpp"
+#include "backends/recorded.hpp"
+#include "backends/reference.hpp"
+#include "datasets/error.hpp"
+
+namespace bitattn {
+
+const std::vector<BackendInfo>& backends() {
+  static const std::vector<BackendInfo> all{
+      {"fa3", "FlashAttention-3's BF16 Hopper kernels, emulated to the last bit"},
+      {"fp32", "attention in fp32 throughout, max subtracted first, no cast before the last"},
+      {"reference[:BITS]", "attention in high precision (MPFR), from the mathematics alone; the truth"},
+      {"recorded", "what the capture itself recorded"},
+  };
+  return all;
+}
+
+std::unique_ptr<Backend> make_backend(const std::string& name) {
+  if (name == "fa3") return emulator_backend(profile::Profile{});
+  if (name == "fp32") return fp32_backend();
+  if (name == "recorded") return recorded_backend();
+  if (name == "reference" || name.starts_with("reference:")) return reference_backend(name);
+  std::string known;
+  for (const BackendInfo& info : backends()) known += (known.empty() ? "" : ", ") + info.name;
+  throw InputError("no backend is called '" + name + "'; there are " + known);
+}
+
+}  // namespace bitattn
