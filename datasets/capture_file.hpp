@@ -1,8 +1,8 @@
 #pragma once
 // Captures in HDF5 files: reading, listing and writing per docs/captures.md.
 //
-// The HDF5 library may itself crash on malformed metadata. So a file is first opened, and everything in it read once, in a
-// child process, whose crash or time-out becomes an InputError here.
+// The HDF5 library may itself crash on malformed metadata. So a file is first opened, and everything in it
+// read once, in a child process, whose crash or time-out becomes an InputError here.
 
 #include <memory>
 #include <string>
@@ -22,16 +22,16 @@ CaptureName parse_capture_name(const std::string& name);
 /// Checks the file in a child process. Throws InputError with one clear line.
 void probe_file(const std::string& path);
 
-/// Full names ("FILE.h5:/group") of all captures in a file: every group that holds q, k and v. Throws InputError if there are none
-/// or the named group is none. A capture at the root is named plainly "FILE.h5".
+/// Full names ("FILE.h5:/group") of all captures in a file: every group that holds q, k and v. Throws
+/// InputError if there are none or the named group is none. A capture at the root is named plainly "FILE.h5".
 std::vector<std::string> list_captures(const std::string& name);
 
-/// Reads one capture, checked in full (types, shapes, attributes). The file must have passed probe_file, which
-/// list_captures does.
+/// Reads one capture, checked in full (types, shapes, attributes). The file must have passed probe_file,
+/// which list_captures does.
 Capture read_capture(const std::string& name);
 
-/// Several captures and findings into one new file, written aside and renamed on commit(); a destructor without commit
-/// removes what was written. Never touches an existing file before the rename.
+/// Several captures and findings into one new file, written aside and renamed on commit(); a destructor
+/// without commit removes what was written. Never touches an existing file before the rename.
 class CaptureWriter {
  public:
   explicit CaptureWriter(std::string path);
@@ -41,18 +41,24 @@ class CaptureWriter {
 
   /// Problem and result as one capture in `group` ("/" for the root).
   void write_capture(const std::string& group, const Problem& problem, const Result& result);
-  /// One finding under group + "/findings/" + path (path may hold slashes), with units, description and, for axes named, dimension scales.
-  void write_finding(const std::string& group, const std::string& path, const Fp64Tensor& values, const std::string& units,
-                     const std::string& description, const std::vector<std::string>& axes);
-  void write_finding(const std::string& group, const std::string& path, const Fp32Tensor& values, const std::string& units,
-                     const std::string& description, const std::vector<std::string>& axes);
+  /// One finding under group + "/findings/" + path (path may hold slashes), with units, description and, for
+  /// axes named, dimension scales.
+  void write_finding(const std::string& group, const std::string& path, const Fp64Tensor& values,
+                     const std::string& units, const std::string& description,
+                     const std::vector<std::string>& axes);
+  void write_finding(const std::string& group, const std::string& path, const Fp32Tensor& values,
+                     const std::string& units, const std::string& description,
+                     const std::vector<std::string>& axes);
   /// One fp32 or BF16 tensor under group + "/" + path, created with `shape` and filled piece by piece: rows
   /// [first, first + n) of the leading axes flattened. For traces that must not stand in memory as a whole.
-  void create_streamed_fp32(const std::string& group, const std::string& path, const std::vector<std::size_t>& shape,
-                            const std::string& units, const std::string& description);
-  void write_streamed_fp32(const std::string& group, const std::string& path, const std::vector<std::size_t>& start,
-                           const std::vector<std::size_t>& count, const float* values);
-  /// Flushes, closes, and renames the temporary file to the path. Throws InputError on a full disk and the like.
+  void create_streamed_fp32(const std::string& group, const std::string& path,
+                            const std::vector<std::size_t>& shape, const std::string& units,
+                            const std::string& description);
+  void write_streamed_fp32(const std::string& group, const std::string& path,
+                           const std::vector<std::size_t>& start, const std::vector<std::size_t>& count,
+                           const float* values);
+  /// Flushes, closes, and renames the temporary file to the path. Throws InputError on a full disk and the
+  /// like.
   void commit();
 
  private:

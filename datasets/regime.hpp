@@ -1,6 +1,7 @@
 #pragma once
-// Regimes: seeded recipes for inputs that show a fault. Same seed, same bits, on every machine: normal deviates come from
-// a counter-based generator and integer or correctly rounded arithmetic alone, never from libm or <random> distributions.
+// Regimes: seeded recipes for inputs that show a fault. Same seed, same bits, on every machine: normal
+// deviates come from a counter-based generator and integer or correctly rounded arithmetic alone, never from
+// libm or <random> distributions.
 
 #include <cstdint>
 #include <string>
@@ -18,7 +19,7 @@ struct GenerateOptions {
   double softcap = 0;
   double softmax_scale = 0;  ///< 0: 1/sqrt(head_dim)
   std::uint64_t seed = 0;
-  double key_shift = 0;      ///< one vector of this times the mean key norm added to all keys of a head
+  double key_shift = 0;  ///< one vector of this times the mean key norm added to all keys of a head
 };
 
 struct RegimeInfo {
