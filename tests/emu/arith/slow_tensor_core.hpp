@@ -4,8 +4,10 @@
 // bit are hard to get wrong in the same way. It can also deviate from the chip, one rule at a time, to show
 // that a comparison notices.
 
-#include <array>
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "tests/emu/arith/big_fixed_point.hpp"
@@ -39,6 +41,7 @@ struct SlowRule {
   bool round_to_nearest = false;             ///< last rounding to nearest even instead of toward zero
   bool normalise_products = false;           ///< a product in [2,4) counts with the next exponent
   bool zero_products_enter_maximum = false;
+  bool zero_c_enters_maximum = false;
   bool keep_sign_of_underflow = false;
   bool flush_subnormal_inputs = false;
   bool saturate = false;  ///< overflow to the largest finite number
@@ -70,6 +73,17 @@ inline SlowOperand slow_decode(std::uint32_t word, const SlowFormat& format) {
   x.significand = field == 0 ? fraction : fraction + (1U << format.fraction_bits);
   x.exponent = (field == 0 ? 1 : field) - format.bias();
   return x;
+}
+
+/// Value of a finite operand, and the same as a double (which holds every operand exactly).
+inline Exact slow_value(const SlowFormat& format, std::uint32_t word) {
+  const SlowOperand x = slow_decode(word, format);
+  return scaled(x.negative ? -x.significand : x.significand, x.exponent - format.fraction_bits);
+}
+inline double slow_double(const SlowFormat& format, std::uint32_t word) {
+  const SlowOperand x = slow_decode(word, format);
+  const auto significand = static_cast<double>(x.negative ? -x.significand : x.significand);
+  return std::ldexp(significand, x.exponent - format.fraction_bits);
 }
 
 namespace detail {
@@ -135,7 +149,8 @@ inline std::uint32_t slow_fused_step(const std::vector<SlowOperand>& a, const Sl
     const Exact magnitude = scaled(significand, last_place);
     terms.push_back({negative ? Exact(-magnitude) : magnitude, exponent, enters});
   };
-  add_term(c.significand, c.exponent - 23, c.negative, c.exponent, c.significand != 0);
+  add_term(c.significand, c.exponent - 23, c.negative, c.exponent,
+           c.significand != 0 || rule.zero_c_enters_maximum);
   for (std::size_t i = 0; i < a.size(); ++i) {
     const std::int64_t significand = a[i].significand * b[i].significand;
     const int fraction_bits = format_a.fraction_bits + format_b.fraction_bits;

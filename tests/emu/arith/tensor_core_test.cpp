@@ -178,7 +178,7 @@ TEST(TensorCore, MmaSyncE4m3AgreesWithItsLowering) {
     for (std::uint32_t h = 0; h < 0x10000U; ++h) {
       const SlowOperand candidate = slow_decode(h, kSlowF16);
       if (candidate.nan || candidate.infinite || candidate.negative != (v >= 0x80U)) continue;
-      if (detail::value(kSlowF16, h) == detail::value(kSlowE4m3, v))
+      if (slow_value(kSlowF16, h) == slow_value(kSlowE4m3, v))
         widened[v] = static_cast<std::uint16_t>(h);
     }
     ASSERT_NE(widened[v], 0x7fffU);
@@ -232,6 +232,7 @@ TEST(TensorCore, EveryDeviationIsNoticed) {
       {"exponent after normalisation", [](SlowRule& r) { r.normalise_products = true; }, {}},
       {"rounding to nearest", [](SlowRule& r) { r.round_to_nearest = true; }, {}},
       {"zero products in the maximum", [](SlowRule& r) { r.zero_products_enter_maximum = true; }, {}},
+      {"zero c in the maximum", [](SlowRule& r) { r.zero_c_enters_maximum = true; }, bf16},
       {"no exponent floor", [](SlowRule& r) { r.has_floor = false; }, bf16},
       {"exponent floor -132", [](SlowRule& r) { r.exponent_floor = -132; }, bf16},
       {"exponent floor -134", [](SlowRule& r) { r.exponent_floor = -134; }, bf16},
