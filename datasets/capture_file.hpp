@@ -34,7 +34,8 @@ Capture read_capture(const std::string& name);
 /// without commit removes what was written. Never touches an existing file before the rename.
 class CaptureWriter {
  public:
-  explicit CaptureWriter(std::string path);
+  /// Throws InputError if the folder is missing or unwritable, or the path is one of `inputs` (capture names).
+  explicit CaptureWriter(const std::string& path, const std::vector<std::string>& inputs = {});
   CaptureWriter(const CaptureWriter&) = delete;
   CaptureWriter& operator=(const CaptureWriter&) = delete;
   ~CaptureWriter();
