@@ -27,15 +27,16 @@ class ScalarEngine final : public Engine {
     }
   }
 
-  void multiply(const PackedOperand& left, const PackedOperand& right, Start start, float* c, std::ptrdiff_t ldc,
-                const arith::TensorCoreRule& rule) const override {
+  void multiply(const PackedOperand& left, const PackedOperand& right, Start start, float* c,
+                std::ptrdiff_t ldc, const arith::TensorCoreRule& rule) const override {
     for (int m = 0; m < left.rows; ++m) {
       const std::uint16_t* a = left.words.data() + static_cast<std::ptrdiff_t>(m) * left.k;
       for (int n = 0; n < right.rows; ++n) {
         const std::uint16_t* b = right.words.data() + static_cast<std::ptrdiff_t>(n) * right.k;
         float& element = c[m * ldc + n];
         std::uint32_t accumulator = start == Start::zero ? 0U : arith::to_bits(element);
-        for (int k = 0; k < left.k; k += kStep) accumulator = arith::mma_bf16_k16(a + k, b + k, accumulator, rule);
+        for (int k = 0; k < left.k; k += kStep)
+          accumulator = arith::mma_bf16_k16(a + k, b + k, accumulator, rule);
         element = arith::from_bits(accumulator);
       }
     }

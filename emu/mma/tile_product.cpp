@@ -1,16 +1,21 @@
 #include "emu/mma/tile_product.hpp"
 
-#include <array>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "emu/mma/scalar_engine.hpp"
+#include "emu/mma/simd_engine.hpp"
 
 namespace bitattn::mma {
 
 std::span<const Engine* const> engines() {
-  static const std::array<const Engine*, 1> all{&scalar_engine()};
+  static const std::vector<const Engine*> all = [] {
+    std::vector<const Engine*> list{&scalar_engine()};
+    for (const Engine* engine : simd_engines()) list.push_back(engine);
+    return list;
+  }();
   return all;
 }
 
@@ -27,7 +32,8 @@ const Engine& default_engine() {
     if (wanted == nullptr || *wanted == '\0') return *engines().back();
     const Engine* engine = find_engine(wanted);
     if (engine == nullptr) {
-      throw std::invalid_argument("BITATTN_ENGINE names '" + std::string(wanted) + "', which this processor or build lacks");
+      throw std::invalid_argument("BITATTN_ENGINE names '" + std::string(wanted) +
+                                  "', which this processor or build lacks");
     }
     return *engine;
   }();
