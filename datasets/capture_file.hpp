@@ -34,7 +34,8 @@ Capture read_capture(const std::string& name);
 /// without commit removes what was written. Never touches an existing file before the rename.
 class CaptureWriter {
  public:
-  /// Throws InputError if the folder is missing or unwritable, or the path is one of `inputs` (capture names).
+  /// Throws InputError if the folder is missing or unwritable, or the path is one of `inputs` (capture
+  /// names).
   explicit CaptureWriter(const std::string& path, const std::vector<std::string>& inputs = {});
   CaptureWriter(const CaptureWriter&) = delete;
   CaptureWriter& operator=(const CaptureWriter&) = delete;
@@ -50,8 +51,11 @@ class CaptureWriter {
   void write_finding(const std::string& group, const std::string& path, const Fp32Tensor& values,
                      const std::string& units, const std::string& description,
                      const std::vector<std::string>& axes);
-  /// One fp32 or BF16 tensor under group + "/" + path, created with `shape` and filled piece by piece: rows
-  /// [first, first + n) of the leading axes flattened. For traces that must not stand in memory as a whole.
+  /// Attributes of a group (made if it is not there yet): what a run, its options or its summary say.
+  void write_attributes(const std::string& group, const Attributes& attributes);
+  /// One fp32 tensor under group + "/" + path, created with `shape` and filled piece by piece: the block that
+  /// begins at `start` and has `count` elements along each axis, row-major. Elements never written read as
+  /// NaN of bits 0xffffffff. For traces that must not stand in memory as a whole.
   void create_streamed_fp32(const std::string& group, const std::string& path,
                             const std::vector<std::size_t>& shape, const std::string& units,
                             const std::string& description);

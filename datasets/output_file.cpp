@@ -24,22 +24,23 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-std::string base_of(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+std::string base_of(const std::string& path) {
+  return path.substr(path.rfind('/') + 1);
+}
 
 std::string resolved(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr), &std::free);
   return real ? std::string(real.get()) : path;
 }
 
-std::string hidden_name(const std::string& folder, const std::string& base) {
-  return folder + "/." + base.substr(0, 200) + ".XXXXXX.tmp";
-}
-constexpr int kHiddenSuffix = 4;  // ".tmp"
+// So that a hidden name stays within the 255 bytes that a file's name may have.
+constexpr std::size_t kLongestBase = 200;
 
 }  // namespace
 
 void OutputFile::fail(const std::string& what, int reason) const {
-  throw InputError(path_ + ": cannot be written: " + what + (reason == 0 ? "" : ": " + std::string(std::strerror(reason))));
+  throw InputError(path_ + ": cannot be written: " + what +
+                   (reason == 0 ? "" : ": " + std::string(std::strerror(reason))));
 }
 
 OutputFile::OutputFile(const std::string& path, const std::vector<std::string>& inputs) : path_(path) {
@@ -79,8 +80,9 @@ void OutputFile::open_nameless() {
 }
 
 void OutputFile::open_named() {
-  temporary_ = hidden_name(folder_, base_of(target_));
-  descriptor_ = ::mkostemps(temporary_.data(), kHiddenSuffix, O_CLOEXEC);
+  temporary_ = folder_ + "/." + base_of(target_).substr(0, kLongestBase) + ".XXXXXX.tmp";
+  constexpr int kSuffix = 4;  // ".tmp"
+  descriptor_ = ::mkostemps(temporary_.data(), kSuffix, O_CLOEXEC);
   if (descriptor_ < 0) {
     const int reason = errno;
     temporary_.clear();
@@ -117,29 +119,27 @@ void OutputFile::commit() {
   committed_ = true;
 }
 
-// A link cannot replace a file, so the nameless one gets a hidden name first, and is then renamed over the old one.
+// A link cannot replace a file, so the nameless one gets a hidden name first, and is then renamed over the
+// old one.
 void OutputFile::give_name() {
   const std::string source = working_path();
-  for (int attempt = 0; attempt < 100; ++attempt) {
-    std::string name = hidden_name(folder_, base_of(target_));
-    const int placeholder = ::mkostemps(name.data(), kHiddenSuffix, O_CLOEXEC);
-    if (placeholder < 0) fail("folder " + folder_, errno);
-    ::close(placeholder);
-    ::unlink(name.c_str());
-    slot_ = detail::remember_temporary(name);
-    if (::linkat(AT_FDCWD, source.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0) {
-      temporary_ = name;
-      return;
-    }
+  constexpr int kMostAttempts = 1000;
+  for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
+    const std::string unique = std::to_string(::getpid()) + "-" + std::to_string(attempt);
+    temporary_ = folder_ + "/." + base_of(target_).substr(0, kLongestBase) + "." + unique + ".tmp";
+    slot_ = detail::remember_temporary(temporary_);
+    if (::linkat(AT_FDCWD, source.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0) return;
     const int reason = errno;
     detail::forget_temporary(slot_);
     slot_ = -1;
+    temporary_.clear();
     if (reason != EEXIST) fail("naming the finished file", reason);
   }
   fail("no free temporary name in " + folder_, 0);
 }
 
-void write_text_file(const std::string& path, const std::string& text, const std::vector<std::string>& inputs) {
+void write_text_file(const std::string& path, const std::string& text,
+                     const std::vector<std::string>& inputs) {
   OutputFile file(path, inputs);
   std::size_t done = 0;
   while (done < text.size()) {

@@ -1,6 +1,6 @@
 #pragma once
-// A new file that appears under its name only when it is whole: nothing is left behind by an error, an interrupt or a
-// crash, and an existing file of that name is replaced in one step or not at all.
+// A new file that appears under its name only when it is whole: nothing is left behind by an error, an
+// interrupt or a crash, and an existing file of that name is replaced in one step or not at all.
 
 #include <string>
 #include <vector>
@@ -9,9 +9,9 @@ namespace bitattn {
 
 class OutputFile {
  public:
-  /// Opens a nameless file in the folder of `path` (O_TMPFILE; a hidden temporary name where the file system has none).
-  /// Throws InputError if the folder is missing or unwritable, `path` is not a regular file, or is one of `inputs`
-  /// (capture names, compared by device and inode).
+  /// Opens a nameless file in the folder of `path` (O_TMPFILE; a hidden temporary name where the file system
+  /// has none). Throws InputError if the folder is missing or unwritable, `path` is not a regular file, or is
+  /// one of `inputs` (capture names, compared by device and inode).
   explicit OutputFile(const std::string& path, const std::vector<std::string>& inputs = {});
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
@@ -24,7 +24,8 @@ class OutputFile {
   /// The name it will bear, as the user gave it.
   const std::string& path() const { return path_; }
 
-  /// Flushes to the disk and gives the file its name. Throws InputError where that fails; the file is then gone.
+  /// Flushes to the disk and gives the file its name. Throws InputError where that fails; the file is then
+  /// gone.
   void commit();
 
  private:
@@ -33,8 +34,8 @@ class OutputFile {
   void give_name();
   [[noreturn]] void fail(const std::string& what, int reason) const;
 
-  std::string path_;       // as given
-  std::string target_;     // with symbolic links resolved
+  std::string path_;    // as given
+  std::string target_;  // with symbolic links resolved
   std::string folder_;
   std::string temporary_;  // "" while the file is nameless
   int descriptor_ = -1;
@@ -43,6 +44,7 @@ class OutputFile {
 };
 
 /// A text file written as a whole. Throws InputError.
-void write_text_file(const std::string& path, const std::string& text, const std::vector<std::string>& inputs = {});
+void write_text_file(const std::string& path, const std::string& text,
+                     const std::vector<std::string>& inputs = {});
 
 }  // namespace bitattn
