@@ -127,7 +127,7 @@ BENCHMARK(ftz_add);
 BENCHMARK(ftz_max);
 BENCHMARK(peer_fmaf);
 
-/// 256 steps on operands of exponents -8..7, each onto its own accumulator.
+/// 128 steps on operands of exponents -8..7, each onto its own accumulator.
 template <class Word, int k, class Step>
 void run_steps(benchmark::State& state, std::uint32_t (*narrow)(std::uint32_t), Step&& step) {
   constexpr std::size_t kSteps = kInputs / 32;

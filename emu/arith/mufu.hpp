@@ -145,8 +145,10 @@ BITATTN_HD constexpr std::uint32_t tanh(std::uint32_t x) {
   const std::int64_t sum = static_cast<std::int64_t>(c.c0) * 32768 + static_cast<std::int64_t>(c.c1) * u +
                            2 * static_cast<std::int64_t>(c.c2) * square_17(u);  // unit 2^(exponent - 40)
   const int top = highest_bit(static_cast<std::uint64_t>(sum));
-  return sign | static_cast<std::uint32_t>(exponent - 40 + top + 127) << 23U |
-         (static_cast<std::uint32_t>(sum >> (top - 23)) & 0x7fffffU);
+  // C0*2^15 alone is above 2^37, so that top > 23.
+  // NOLINTNEXTLINE(clang-analyzer-core.UndefinedBinaryOperatorResult)
+  const std::uint32_t m = static_cast<std::uint32_t>(sum >> (top - 23));  // cut off
+  return sign | static_cast<std::uint32_t>(exponent - 40 + top + 127) << 23U | (m & 0x7fffffU);
 }
 
 }  // namespace bitattn::arith::mufu

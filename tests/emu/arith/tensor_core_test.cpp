@@ -178,8 +178,7 @@ TEST(TensorCore, MmaSyncE4m3AgreesWithItsLowering) {
     for (std::uint32_t h = 0; h < 0x10000U; ++h) {
       const SlowOperand candidate = slow_decode(h, kSlowF16);
       if (candidate.nan || candidate.infinite || candidate.negative != (v >= 0x80U)) continue;
-      if (slow_value(kSlowF16, h) == slow_value(kSlowE4m3, v))
-        widened[v] = static_cast<std::uint16_t>(h);
+      if (slow_value(kSlowF16, h) == slow_value(kSlowE4m3, v)) widened[v] = static_cast<std::uint16_t>(h);
     }
     ASSERT_NE(widened[v], 0x7fffU);
     EXPECT_EQ(arith::f16_from_e4m3(static_cast<std::uint8_t>(v)), widened[v]) << show_bits(v, 2);
