@@ -34,51 +34,69 @@ inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
 inline constexpr int kVectors = 4;  ///< of a panel: one for each byte of an exponent word
 inline constexpr int kWidth = kLanes * kVectors;
 
-/// Running maxima and minima over some elements of a line, lane by lane.
-struct FactVectors {
-  VU largest;
-  VU smallest;
-  VU magnitude;  ///< largest |bits|: tells infinities and NaNs
-  VU heavy;      ///< largest sum of the 16 significands of a step
+/// One step of a left operand, and a row of a right one: 16-bit vectors.
+using U16Left = hn::CappedTag<std::uint16_t, kStep>;
+using U16Right = hn::Repartition<std::uint16_t, F32>;
 
-  // A constructor of its own: a generated one would not be compiled for this instruction set.
-  HWY_INLINE FactVectors()
-      : largest(hn::Zero(U32())),
-        smallest(hn::Set(U32(), kSmallestNone)),
-        magnitude(hn::Zero(U32())),
-        heavy(hn::Zero(U32())) {}
-};
-
-/// What packing wants to know of some elements, given as fp32 bits.
+/// What packing learns from a vector of words.
+template <class D16>
 struct Elements {
-  VU value;        ///< infinities and NaNs are zeros here
-  VU exponent;     ///< E
-  VU significand;  ///< 0 for zeros
-  hn::Mask<U32> zero;
+  using V = hn::Vec<D16>;
+  V field;        ///< E
+  V significand;  ///< 0 for zeros
+  hn::Mask<D16> zero;
 
-  HWY_INLINE Elements(VU bits, FactVectors& facts) {
-    const U32 du;
-    const VU magnitude = hn::And(bits, hn::Set(du, 0x7fffffffU));
-    facts.magnitude = hn::Max(facts.magnitude, magnitude);
-    const auto finite = hn::Lt(hn::BitCast(I32(), magnitude), hn::Set(I32(), 0x7f800000));
-    value = hn::IfThenElseZero(hn::RebindMask(du, finite), bits);
-    const VU finite_magnitude = hn::IfThenElseZero(hn::RebindMask(du, finite), magnitude);
-    zero = hn::Eq(finite_magnitude, hn::Zero(du));
-    const VU field = hn::ShiftRight<23>(finite_magnitude);
-    exponent = hn::Max(field, hn::Set(du, 1U));
-    significand = hn::Or(hn::And(hn::ShiftRight<16>(finite_magnitude), hn::Set(du, 0x7fU)),
-                         hn::ShiftLeft<7>(hn::Min(field, hn::Set(du, 1U))));
-    facts.largest = hn::Max(facts.largest, hn::IfThenZeroElse(zero, exponent));
-    facts.smallest = hn::Min(facts.smallest, hn::IfThenElse(zero, hn::Set(du, kSmallestNone), exponent));
+  HWY_INLINE explicit Elements(V words) {
+    const D16 d;
+    const V magnitude = hn::And(words, hn::Set(d, std::uint16_t{0x7fffU}));
+    const V exponent = hn::ShiftRight<7>(magnitude);
+    const V one = hn::Set(d, std::uint16_t{1});
+    field = hn::Max(exponent, one);
+    significand =
+        hn::Or(hn::And(words, hn::Set(d, std::uint16_t{0x7fU})), hn::ShiftLeft<7>(hn::Min(exponent, one)));
+    zero = hn::Eq(magnitude, hn::Zero(d));
+  }
+
+  /// E in the low byte, 255 - E in the high one, 0 for a zero: the greatest of each are what LineFacts wants.
+  HWY_INLINE V extremes() const {
+    const D16 d;
+    const V high = hn::Sub(hn::Set(d, std::uint16_t{255U}), field);
+    return hn::IfThenZeroElse(zero, hn::Or(field, hn::ShiftLeft<8>(high)));
   }
 };
 
-HWY_INLINE VU load_words(const std::uint16_t* words) {
-  return hn::ShiftLeft<16>(hn::PromoteTo(U32(), hn::LoadU(U16Half(), words)));
+template <class D16>
+HWY_INLINE hn::Vec<D16> max_bytes(D16 d, hn::Vec<D16> a, hn::Vec<D16> b) {
+  const hn::Repartition<std::uint8_t, D16> d8;
+  return hn::BitCast(d, hn::Max(hn::BitCast(d8, a), hn::BitCast(d8, b)));
 }
 
-HWY_INLINE std::uint32_t special_of(std::uint32_t magnitude) {
-  return magnitude > 0x7f800000U ? kHasNan : magnitude == 0x7f800000U ? kHasInfinity : kFinite;
+/// LineFacts of some extremes; `special` is left to those who see an E of 255.
+template <class D16>
+HWY_INLINE LineFacts facts_of(D16 d, hn::Vec<D16> extremes, bool heavy) {
+  const hn::FixedTag<std::uint8_t, 16> d8;
+  HWY_ALIGN std::uint16_t lanes[hn::MaxLanes(D16())];
+  hn::Store(extremes, d, lanes);
+  hn::Vec<decltype(d8)> m = hn::Load(d8, reinterpret_cast<const std::uint8_t*>(lanes));
+  for (std::size_t i = 8; i < hn::Lanes(d); i += 8) {
+    m = hn::Max(m, hn::Load(d8, reinterpret_cast<const std::uint8_t*>(lanes + i)));
+  }
+  m = hn::Max(m, hn::ShiftRightBytes<8>(d8, m));
+  m = hn::Max(m, hn::ShiftRightBytes<4>(d8, m));
+  m = hn::Max(m, hn::ShiftRightBytes<2>(d8, m));
+  const std::uint32_t both = hn::GetLane(hn::BitCast(hn::FixedTag<std::uint32_t, 4>(), m));
+  return {both & 255U, 255U - (both >> 8U & 255U), heavy ? 1U : 0U, kFinite};
+}
+
+/// Zeroes infinities and NaNs; the greatest Special among them.
+inline std::uint32_t clean(std::uint16_t* words, int count) {
+  std::uint32_t special = kFinite;
+  for (int i = 0; i < count; ++i) {
+    if ((words[i] & 0x7f80U) != 0x7f80U) continue;
+    special = std::max<std::uint32_t>(special, (words[i] & 0x7fU) != 0U ? kHasNan : kHasInfinity);
+    words[i] = 0;
+  }
+  return special;
 }
 
 /// to[j][i] = from[i][j] for 8 x 8 words; `from` by row pointers, `to` by a stride.
@@ -169,121 +187,189 @@ HWY_INLINE void step_of_columns(const MatrixView& view, int n0, int k0, std::uin
   }
 }
 
-HWY_INLINE LineFacts reduce(const FactVectors& v) {
-  const U32 du;
-  return {hn::GetLane(hn::MaxOfLanes(du, v.largest)), hn::GetLane(hn::MinOfLanes(du, v.smallest)),
-          hn::GetLane(hn::MaxOfLanes(du, v.heavy)) > kHeavySum ? 1U : 0U,
-          special_of(hn::GetLane(hn::MaxOfLanes(du, v.magnitude)))};
+/// Running facts of one row of a left operand.
+struct RowFacts {
+  hn::Vec<U16Left> extremes;
+  hn::Vec<U16Left> heavy;  ///< largest sums of 4 neighbouring significands
+
+  // A constructor of its own: a generated one would not be compiled for this instruction set.
+  HWY_INLINE RowFacts() : extremes(hn::Zero(U16Left())), heavy(hn::Zero(U16Left())) {}
+
+  HWY_INLINE LineFacts reduced() const {
+    const U16Left d;
+    // No four of them above 995, so no 16 above 4 * 995 < kHeavySum. Enough for one side: the other is summed
+    // exactly.
+    static_assert(4 * 995 <= kHeavySum);
+    return facts_of(d, extremes, !hn::AllFalse(d, hn::Gt(heavy, hn::Set(d, std::uint16_t{995U}))));
+  }
+};
+
+/// Halves of a vector of 16-bit numbers, widened.
+template <class D16>
+HWY_INLINE VU widen(D16 /*d*/, hn::Vec<D16> v, int half) {
+  if constexpr (hn::MaxLanes(D16()) == hn::MaxLanes(F32())) {
+    return hn::PromoteTo(U32(), v);
+  } else {
+    const U16Half d;
+    return hn::PromoteTo(U32(), half == 0 ? hn::LowerHalf(d, v) : hn::UpperHalf(d, v));
+  }
 }
 
 /// One (row, step) of a left operand.
 HWY_INLINE void pack_left_step(const std::uint16_t* words, std::uint32_t* out, std::uint32_t& live,
-                               FactVectors& facts) {
+                               RowFacts& facts) {
+  const U16Left d;
   const U32 du;
-  VU sum = hn::Zero(du);
-  for (int i = 0; i < kStep; i += kLanes) {
-    const Elements e(load_words(words + i), facts);
-    hn::Store(e.value, du, out + i);
+  const hn::Repartition<std::uint8_t, U16Left> d8;
+  bool all_zero = true;
+  for (int i = 0; i < kStep; i += static_cast<int>(hn::Lanes(d))) {
+    const hn::Vec<U16Left> w = hn::LoadU(d, words + i);
+    const Elements<U16Left> e(w);
     // E above kLargestByteField spoils the bytes; such a row is not given to the fast path.
-    const VU byte = hn::IfThenZeroElse(e.zero, hn::Add(e.exponent, hn::Set(du, 64U)));
-    const VU two = hn::Or(byte, hn::ShiftLeft<8>(byte));
-    hn::Store(hn::Or(two, hn::ShiftLeft<16>(two)), du, out + kStep + i);
-    sum = hn::Add(sum, e.significand);
+    const hn::Vec<U16Left> byte =
+        hn::IfThenZeroElse(e.zero, hn::Add(e.field, hn::Set(d, std::uint16_t{64U})));
+    const hn::Vec<U16Left> bytes = hn::Or(byte, hn::ShiftLeft<8>(byte));
+    for (int h = 0; h * kLanes < static_cast<int>(hn::Lanes(d)); ++h) {
+      hn::Store(hn::ShiftLeft<16>(widen(d, w, h)), du, out + i + h * kLanes);
+      const VU two = widen(d, bytes, h);
+      hn::Store(hn::Or(two, hn::ShiftLeft<16>(two)), du, out + kStep + i + h * kLanes);
+    }
+    facts.extremes = max_bytes(d, facts.extremes, e.extremes());
+    facts.heavy = hn::Max(facts.heavy, hn::BitCast(d, hn::SumsOf8(hn::BitCast(d8, e.significand))));
+    all_zero = all_zero && hn::AllTrue(d, e.zero);
   }
-  sum = hn::SumOfLanes(du, sum);
-  live = hn::GetLane(sum) != 0U ? 1U : 0U;
-  facts.heavy = hn::Max(facts.heavy, sum);
+  live = all_zero ? 0U : 1U;
 }
+
+/// Where the parts of a left operand lie.
+struct LeftOut {
+  const Layout& layout;
+  std::uint32_t* extra;
+
+  HWY_INLINE void step(const std::uint16_t* words, int r, int s, RowFacts& facts) const {
+    pack_left_step(
+        words,
+        extra + static_cast<std::size_t>(r) * layout.line_words + static_cast<std::size_t>(s * kLeftStep),
+        extra[layout.live + static_cast<std::size_t>(r * layout.steps + s)], facts);
+  }
+};
 
 inline void pack_left(const MatrixView& view, const Layout& layout, std::uint32_t* extra) {
-  HWY_ALIGN std::uint16_t block[8 * kStep];
+  constexpr int kRows = 8;
+  HWY_ALIGN std::uint16_t block[kRows * kStep];
   LineFacts* const facts = reinterpret_cast<LineFacts*>(extra + layout.facts);
-  const bool transposed = view.k_stride != 1;
-  for (int r0 = 0; r0 < view.rows; r0 += 8) {
-    const int rows = std::min(8, view.rows - r0);
-    FactVectors v[8];
-    for (int s = 0; s < layout.steps; ++s) {
-      const int k0 = s * kStep;
-      if (transposed) eight_rows(view, r0, k0, block);
+  const LeftOut out{layout, extra};
+  for (int r0 = 0; r0 < view.rows; r0 += kRows) {
+    const int rows = std::min(kRows, view.rows - r0);
+    RowFacts row[kRows];
+    if (view.k_stride != 1) {
+      for (int s = 0; s < layout.steps; ++s) {
+        eight_rows(view, r0, s * kStep, block);
+        for (int i = 0; i < rows; ++i) out.step(block + i * kStep, r0 + i, s, row[i]);
+      }
+    } else {
       for (int i = 0; i < rows; ++i) {
-        const int r = r0 + i;
-        const std::uint16_t* words = block + i * kStep;
-        if (!transposed) {
-          if (r < view.rows_in_memory && k0 + kStep <= view.k_in_memory) {
-            words = view.data + r * view.row_stride + k0;
+        for (int s = 0; s < layout.steps; ++s) {
+          const std::uint16_t* words = block;
+          if (r0 + i < view.rows_in_memory && (s + 1) * kStep <= view.k_in_memory) {
+            words = view.data + (r0 + i) * view.row_stride + static_cast<std::ptrdiff_t>(s) * kStep;
           } else {
-            gather_words(view, r, k0, kStep, block + i * kStep);
+            gather_words(view, r0 + i, s * kStep, kStep, block);
           }
+          out.step(words, r0 + i, s, row[i]);
         }
-        pack_left_step(
-            words,
-            extra + static_cast<std::size_t>(r) * layout.line_words + static_cast<std::size_t>(s * kLeftStep),
-            extra[layout.live + static_cast<std::size_t>(r * layout.steps + s)], v[i]);
       }
     }
-    for (int i = 0; i < rows; ++i) facts[r0 + i] = reduce(v[i]);
+    for (int i = 0; i < rows; ++i) {
+      facts[r0 + i] = row[i].reduced();
+      if (facts[r0 + i].largest != 255U) continue;
+      std::uint32_t special = kFinite;
+      RowFacts finite;
+      for (int s = 0; s < layout.steps; ++s) {
+        gather_words(view, r0 + i, s * kStep, kStep, block);
+        special = std::max(special, clean(block, kStep));
+        out.step(block, r0 + i, s, finite);
+      }
+      facts[r0 + i] = finite.reduced();
+      facts[r0 + i].special = special;
+    }
   }
 }
 
-/// One (panel, step) of a right operand; `facts` and `zero_byte` have one entry for each vector of columns.
-HWY_INLINE void pack_right_step(const std::uint16_t* block, const VU* zero_byte, std::uint32_t* out,
-                                std::uint32_t& live, FactVectors* facts) {
+/// One (panel, step) of a right operand. A panel is two vectors of words; `zero_byte` is what stands for a
+/// zero's exponent.
+HWY_INLINE void pack_right_step(const std::uint16_t* block, const hn::Vec<U16Right>* zero_byte,
+                                std::uint32_t* out, std::uint32_t& live, hn::Vec<U16Right>& extremes,
+                                hn::Vec<U16Right>& heavy) {
+  const U16Right d;
+  const U16Half half;
   const U32 du;
+  using V = hn::Vec<U16Right>;
   std::uint32_t* const exponents = out + kStep * kWidth;
-  VU sum[kVectors];
-  for (int j = 0; j < kVectors; ++j) sum[j] = hn::Zero(du);
+  V sum[2] = {hn::Zero(d), hn::Zero(d)};
   for (int k = 0; k < kStep; ++k) {
-    VU word = hn::Zero(du);
-    for (int j = kVectors - 1; j >= 0; --j) {
-      const Elements e(load_words(block + k * kWidth + j * kLanes), facts[j]);
-      hn::Store(e.value, du, out + k * kWidth + j * kLanes);
-      const VU byte =
-          hn::IfThenElse(e.zero, zero_byte[j],
-                         hn::And(hn::Sub(hn::Set(du, kLargestByteField), e.exponent), hn::Set(du, 255U)));
-      word = hn::Or(hn::ShiftLeft<8>(word), byte);
-      sum[j] = hn::Add(sum[j], e.significand);
+    VU pairs[2];
+    for (int i = 0; i < 2; ++i) {
+      const std::uint16_t* const words = block + k * kWidth + i * 2 * kLanes;
+      const Elements<U16Right> e(hn::Load(d, words));
+      for (int h = 0; h < 2; ++h) {
+        const VU wide = hn::PromoteTo(du, hn::Load(half, words + h * kLanes));
+        hn::Store(hn::ShiftLeft<16>(wide), du, out + k * kWidth + (2 * i + h) * kLanes);
+      }
+      const V low_byte = hn::Set(d, std::uint16_t{255U});
+      const V byte =
+          hn::IfThenElse(e.zero, zero_byte[i],
+                         hn::And(hn::Sub(hn::Set(d, std::uint16_t{kLargestByteField}), e.field), low_byte));
+      pairs[i] =
+          hn::PromoteTo(du, hn::Or(hn::LowerHalf(half, byte), hn::ShiftLeft<8>(hn::UpperHalf(half, byte))));
+      extremes = max_bytes(d, extremes, e.extremes());
+      sum[i] = hn::Add(sum[i], e.significand);
     }
-    hn::Store(word, du, exponents + k * kLanes);
+    hn::Store(hn::Or(pairs[0], hn::ShiftLeft<16>(pairs[1])), du, exponents + k * kLanes);
   }
-  VU any = sum[0];
-  for (int j = 0; j < kVectors; ++j) {
-    any = hn::Or(any, sum[j]);
-    facts[j].heavy = hn::Max(facts[j].heavy, sum[j]);
+  live = hn::AllTrue(d, hn::Eq(hn::Or(sum[0], sum[1]), hn::Zero(d))) ? 0U : 1U;
+  heavy = hn::Max(heavy, hn::Max(sum[0], sum[1]));
+}
+
+/// One panel of a right operand. `columns`: where to note infinities and NaNs of each column, which the
+/// values then lack; nullptr: they are taken as they are (the panel's largest E says if there are any).
+inline LineFacts pack_panel(const MatrixView& view, const Layout& layout, int p, std::uint32_t* columns,
+                            std::uint32_t* extra) {
+  const U16Right d;
+  HWY_ALIGN std::uint16_t block[kStep * kWidth];
+  // Columns past the operand's end claim a large exponent: zeros they are, but no reason to look closer at a
+  // step.
+  hn::Vec<U16Right> zero_byte[2];
+  for (int i = 0; i < 2; ++i) {
+    for (int n = 0; n < 2 * kLanes; ++n) {
+      block[n] = p * kWidth + i * 2 * kLanes + n < view.rows ? std::uint16_t{255U} : std::uint16_t{0};
+    }
+    zero_byte[i] = hn::Load(d, block);
   }
-  live = hn::AllFalse(du, hn::Ne(any, hn::Zero(du))) ? 0U : 1U;
+  hn::Vec<U16Right> extremes = hn::Zero(d);
+  hn::Vec<U16Right> heavy = hn::Zero(d);
+  for (int s = 0; s < layout.steps; ++s) {
+    step_of_columns(view, p * kWidth, s * kStep, block);
+    for (int i = 0; columns != nullptr && i < kStep * kWidth; ++i) {
+      columns[i % kWidth] = std::max(columns[i % kWidth], clean(block + i, 1));
+    }
+    pack_right_step(block, zero_byte,
+                    extra + static_cast<std::size_t>(p) * layout.line_words +
+                        static_cast<std::size_t>(s) * Layout::step_words(Side::right, kWidth),
+                    extra[layout.live + static_cast<std::size_t>(p * layout.steps + s)], extremes, heavy);
+  }
+  return facts_of(d, extremes, !hn::AllFalse(d, hn::Gt(heavy, hn::Set(d, std::uint16_t{kHeavySum}))));
 }
 
 inline void pack_right(const MatrixView& view, const Layout& layout, std::uint32_t* extra) {
-  const U32 du;
-  HWY_ALIGN std::uint16_t block[kStep * kWidth];
-  LineFacts* const line_facts = reinterpret_cast<LineFacts*>(extra + layout.facts);
+  LineFacts* const facts = reinterpret_cast<LineFacts*>(extra + layout.facts);
   for (int p = 0; p < layout.lines; ++p) {
-    // Columns past the operand's end claim a large exponent: zeros they are, but no reason to look closer at
-    // a step.
-    VU zero_byte[kVectors];
-    for (int j = 0; j < kVectors; ++j) {
-      const VU column = hn::Iota(du, static_cast<std::uint32_t>(p * kWidth + j * kLanes));
-      const auto inside = hn::Lt(hn::BitCast(I32(), column), hn::Set(I32(), view.rows));
-      zero_byte[j] = hn::IfThenElseZero(hn::RebindMask(du, inside), hn::Set(du, 255U));
-    }
-    FactVectors v[kVectors];
-    for (int s = 0; s < layout.steps; ++s) {
-      step_of_columns(view, p * kWidth, s * kStep, block);
-      pack_right_step(block, zero_byte,
-                      extra + static_cast<std::size_t>(p) * layout.line_words +
-                          static_cast<std::size_t>(s) * Layout::step_words(Side::right, kWidth),
-                      extra[layout.live + static_cast<std::size_t>(p * layout.steps + s)], v);
-    }
-    std::uint32_t* const column = extra + layout.columns + static_cast<std::size_t>(p * kWidth);
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(v[j].magnitude, du, column + j * kLanes);
-    for (int n = 0; n < kWidth; ++n) column[n] = special_of(column[n]);
-    LineFacts& facts = line_facts[p];
-    facts = reduce(v[0]);
-    for (int j = 1; j < kVectors; ++j) {
-      const LineFacts other = reduce(v[j]);
-      facts = {std::max(facts.largest, other.largest), std::min(facts.smallest, other.smallest),
-               facts.heavy | other.heavy, std::max(facts.special, other.special)};
-    }
+    std::uint32_t* const columns = extra + layout.columns + static_cast<std::size_t>(p * kWidth);
+    std::fill_n(columns, kWidth, kFinite);
+    facts[p] = pack_panel(view, layout, p, nullptr, extra);
+    if (facts[p].largest != 255U) continue;
+    facts[p] = pack_panel(view, layout, p, columns, extra);
+    facts[p].special = *std::max_element(columns, columns + kWidth);
   }
 }
 

@@ -150,19 +150,26 @@ TEST_P(Paths, SumsThatLeave32Bits) {
   const float heaviest = 255.0F / 128;
   const float top = std::nextafter(2.0F, 0.0F);
   EXPECT_EQ(way_of(heaviest, heaviest, top), Way::careful);
-  EXPECT_EQ(way_of(249.0F / 128, heaviest, top), Way::careful);  // 16 * 249 = 3984
+  EXPECT_EQ(way_of(249.0F / 128, heaviest, top), Way::careful);  // 4 * 249 = 996
   EXPECT_EQ(way_of(248.0F / 128, heaviest, top), Way::add);
+  EXPECT_EQ(way_of(heaviest, 249.0F / 128, top), Way::careful);  // 16 * 249 = 3984
   EXPECT_EQ(way_of(heaviest, 248.0F / 128, top), Way::add);
-  // 15 * 255 + 158 = 3983 in each step of one side is light enough, wherever the 158 is.
+  // 15 * 255 + 158 = 3983 in each step of the right side is light enough, wherever the 158 is.
   for (std::size_t i = 0; i < 32; ++i) {
     Product p(heaviest, heaviest, top, 1, 1, 32);
-    p.a[i] = arith::bf16_from_fp32(158.0F / 128);
+    p.b[i] = arith::bf16_from_fp32(158.0F / 128);
     EXPECT_EQ(way(p.run(*GetParam())), Way::careful) << i;  // the other step is heavy still
-    p.a[(i + 16) % 32] = arith::bf16_from_fp32(159.0F / 128);
+    p.b[(i + 16) % 32] = arith::bf16_from_fp32(159.0F / 128);
     EXPECT_EQ(way(p.run(*GetParam())), Way::careful) << i;
-    p.a[(i + 16) % 32] = arith::bf16_from_fp32(158.0F / 128);
+    p.b[(i + 16) % 32] = arith::bf16_from_fp32(158.0F / 128);
     EXPECT_EQ(way(p.run(*GetParam())), Way::add) << i;
-    std::swap(p.a, p.b);
+  }
+  // On the left side no four neighbours may exceed 995.
+  for (std::size_t i = 0; i < 16; ++i) {
+    Product p(240.0F / 128, heaviest, top);
+    for (std::size_t j = i / 4 * 4; j < i / 4 * 4 + 4; ++j) p.a[j] = arith::bf16_from_fp32(250.0F / 128);
+    EXPECT_EQ(way(p.run(*GetParam())), Way::careful) << i;
+    p.a[i] = arith::bf16_from_fp32(245.0F / 128);
     EXPECT_EQ(way(p.run(*GetParam())), Way::add) << i;
   }
 }
