@@ -1,14 +1,12 @@
 // Captures and findings written to a new HDF5 file: chunked, shuffled, deflated, with Fletcher-32, no time
 // stamps, so that the same content is the same file.
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <bit>
-#include <limits>
+#include <cstring>
 #include <map>
 
 #include "datasets/capture_file.hpp"
+#include "datasets/descriptor_driver.hpp"
 #include "datasets/error.hpp"
 #include "datasets/hdf5_support.hpp"
 #include "datasets/interrupt.hpp"
@@ -65,9 +63,10 @@ struct CaptureWriter::State {
     H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_LATEST);
     const Handle create(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
     H5Pset_obj_track_times(create.get(), 0);
-    file =
-        Handle(H5Fcreate(output.working_path().c_str(), H5F_ACC_TRUNC, create.get(), access.get()), H5Fclose);
-    if (!file) fail("creating the HDF5 file");
+    sink.descriptor = output.descriptor();
+    if (!hdf5::use_descriptor(access.get(), &sink)) fail("HDF5 file driver");
+    file = Handle(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, create.get(), access.get()), H5Fclose);
+    if (!file) fail("HDF5 file");
     make_parents = Handle(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
     H5Pset_create_intermediate_group(make_parents.get(), 1);
     H5Pset_char_encoding(make_parents.get(), H5T_CSET_UTF8);
@@ -76,21 +75,17 @@ struct CaptureWriter::State {
   State(const State&) = delete;
   State& operator=(const State&) = delete;
 
-  /// Closes the file without regard for what it still wants to write. The library cannot close a file whose
-  /// last writes fail, so they go to memory instead of a disk that may be full.
+  /// Without commit, what the library still wants to write goes nowhere: the disk may be full.
   ~State() {
-    void* handle = nullptr;
-    const int memory = file ? ::memfd_create("bitattn-discarded", MFD_CLOEXEC) : -1;
-    if (memory >= 0 && H5Fget_vfd_handle(file.get(), H5P_DEFAULT, &handle) >= 0 && handle != nullptr) {
-      ::dup2(memory, *static_cast<int*>(handle));
-    }
+    sink.discard = true;
     streams.clear();
     file.close();
-    if (memory >= 0) ::close(memory);
   }
 
   [[noreturn]] void fail(const std::string& what) const {
-    throw InputError(output.path() + ": cannot be written: " + what + hdf5::last_error());
+    const std::string reason =
+        sink.error != 0 ? " (" + std::string(std::strerror(sink.error)) + ")" : hdf5::last_error();
+    throw InputError(output.path() + ": cannot be written: " + what + reason);
   }
 
   Handle open_or_create_group(const std::string& name) {
@@ -279,6 +274,7 @@ struct CaptureWriter::State {
   }
 
   OutputFile output;
+  hdf5::DescriptorSink sink;
   Handle file, make_parents, bf16;
   std::map<std::string, Handle> streams;
 };

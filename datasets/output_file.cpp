@@ -72,8 +72,8 @@ OutputFile::OutputFile(const std::string& path, const std::vector<std::string>& 
 void OutputFile::open_nameless() {
   descriptor_ = ::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kMode);
   if (descriptor_ < 0) return;
-  // Without /proc the file could neither be opened again nor be given a name.
-  if (::access(working_path().c_str(), F_OK) != 0) {
+  // Without /proc the file could not be given a name.
+  if (::access(link_source().c_str(), F_OK) != 0) {
     ::close(descriptor_);
     descriptor_ = -1;
   }
@@ -94,8 +94,8 @@ void OutputFile::open_named() {
   ::fchmod(descriptor_, kMode & ~mask);
 }
 
-std::string OutputFile::working_path() const {
-  return temporary_.empty() ? "/proc/self/fd/" + std::to_string(descriptor_) : temporary_;
+std::string OutputFile::link_source() const {
+  return "/proc/self/fd/" + std::to_string(descriptor_);
 }
 
 OutputFile::~OutputFile() {
@@ -107,7 +107,7 @@ OutputFile::~OutputFile() {
 void OutputFile::commit() {
   if (::fsync(descriptor_) != 0) fail("flushing to the disk", errno);
   if (temporary_.empty()) {
-    const std::string source = working_path();
+    const std::string source = link_source();
     if (::linkat(AT_FDCWD, source.c_str(), AT_FDCWD, target_.c_str(), AT_SYMLINK_FOLLOW) == 0) {
       committed_ = true;
       return;
@@ -122,7 +122,7 @@ void OutputFile::commit() {
 // A link cannot replace a file, so the nameless one gets a hidden name first, and is then renamed over the
 // old one.
 void OutputFile::give_name() {
-  const std::string source = working_path();
+  const std::string source = link_source();
   constexpr int kMostAttempts = 1000;
   for (int attempt = 0; attempt < kMostAttempts; ++attempt) {
     const std::string unique = std::to_string(::getpid()) + "-" + std::to_string(attempt);

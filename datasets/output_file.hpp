@@ -19,8 +19,6 @@ class OutputFile {
 
   /// Open for reading and writing, empty; stays owned here.
   int descriptor() const { return descriptor_; }
-  /// A path under which this process can open the same file again, until commit.
-  std::string working_path() const;
   /// The name it will bear, as the user gave it.
   const std::string& path() const { return path_; }
 
@@ -32,6 +30,7 @@ class OutputFile {
   void open_nameless();
   void open_named();
   void give_name();
+  std::string link_source() const;
   [[noreturn]] void fail(const std::string& what, int reason) const;
 
   std::string path_;    // as given
