@@ -10,8 +10,8 @@ namespace bitattn {
 void view_problem(const Problem& problem, bool with_dout, ProblemViews& views) {
   constexpr std::size_t kMost = std::numeric_limits<int>::max() / 4;
   if (problem.total_q() > kMost || problem.total_k() > kMost) {
-    throw InputError("more tokens than the emulator can index: " + std::to_string(problem.total_q()) + " queries, " +
-                     std::to_string(problem.total_k()) + " keys");
+    throw InputError("more tokens than the emulator can index: " + std::to_string(problem.total_q()) +
+                     " queries, " + std::to_string(problem.total_k()) + " keys");
   }
   kernels::AttentionInputs& in = views.inputs;
   profile::Call& call = in.call;
@@ -47,7 +47,8 @@ void view_problem(const Problem& problem, bool with_dout, ProblemViews& views) {
   in.dout = with_dout ? problem.dout.data.data() : nullptr;
 }
 
-PairProgress::PairProgress(const Problem& problem, int passes, const RunOptions& options) : report_(options.progress) {
+PairProgress::PairProgress(const Problem& problem, int passes, const RunOptions& options)
+    : report_(options.progress) {
   if (!report_) return;
   double pairs = 0;
   for (std::size_t b = 0; b < problem.batch; ++b) {
@@ -64,7 +65,8 @@ PairProgress::PairProgress(const Problem& problem, int passes, const RunOptions&
 
 std::function<void(std::int64_t)> PairProgress::callback() {
   if (!report_) return {};
-  // Tiles on a mask's edge hold hidden pairs too, so the count may run past the whole: never report more than all.
+  // Tiles on a mask's edge hold hidden pairs too, so the count may run past the whole: never report more than
+  // all.
   return [this](std::int64_t pairs) { report_(std::min(1.0, static_cast<double>(done_ += pairs) / total_)); };
 }
 

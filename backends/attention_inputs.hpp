@@ -12,11 +12,13 @@ namespace bitattn {
 /// Owns what AttentionInputs only views. Keep it alive as long as the views.
 struct ProblemViews {
   std::vector<kernels::Sequence> sequences;
-  std::vector<std::ptrdiff_t> rows;  ///< first element of (sequence, query head) in a tensor of Problem::row_shape()
+  std::vector<std::ptrdiff_t>
+      rows;  ///< first element of (sequence, query head) in a tensor of Problem::row_shape()
   kernels::AttentionInputs inputs;
 };
 
-/// Views of `problem`; with_dout: the backward is wanted. Throws InputError where a length does not fit the emulator's int.
+/// Views of `problem`; with_dout: the backward is wanted. Throws InputError where a length does not fit the
+/// emulator's int.
 void view_problem(const Problem& problem, bool with_dout, ProblemViews& views);
 
 /// Turns (query, key) pairs done into a share of the whole, at most 1. Safe to call from any thread.

@@ -1,5 +1,6 @@
 #pragma once
-// Every way of computing attention is a backend: it turns a problem into a result and bears the name users type.
+// Every way of computing attention is a backend: it turns a problem into a result and bears the name users
+// type.
 
 #include <functional>
 #include <memory>
@@ -12,12 +13,13 @@
 namespace bitattn {
 
 struct RunOptions {
-  bool want_uncast = false;         ///< keep the values before their last cast (Result::uncast)
+  bool want_uncast = false;            ///< keep the values before their last cast (Result::uncast)
   bool want_order_free_parts = false;  ///< keep dQ (dK, dV) in parts where the kernel fixes no order
-  bool want_accumulators = false;  ///< keep dq_accum (and dk_accum, dv_accum); always kept where the capture recorded them
+  bool want_accumulators =
+      false;  ///< keep dq_accum (and dk_accum, dv_accum); always kept where the capture recorded them
   bool forward_only = false;
-  /// Called with what the emulator has in its hands, row block by row block; nullptr: nobody looks. Backends other than the
-  /// emulator ignore it.
+  /// Called with what the emulator has in its hands, row block by row block; nullptr: nobody looks. Backends
+  /// other than the emulator ignore it.
   kernels::Observer* observer = nullptr;
   /// Called from any thread with the share done, 0 to 1; may throw to cancel.
   std::function<void(double)> progress;
@@ -41,7 +43,8 @@ struct BackendInfo {
 /// What `bitattn backends` lists.
 const std::vector<BackendInfo>& backends();
 
-/// The backend of that name ("fa3", "fp32", "reference", "reference:256", "recorded"). Throws InputError for any other.
+/// The backend of that name ("fa3", "fp32", "reference", "reference:256", "recorded"). Throws InputError for
+/// any other.
 std::unique_ptr<Backend> make_backend(const std::string& name);
 
 }  // namespace bitattn

@@ -16,12 +16,16 @@ namespace {
 constexpr int kMostOrderFreeParts = 6;  ///< all orders of more parts are too many to try
 
 /// Marks a place of a padded array that no kernel writes.
-float unwritten() { return arith::from_bits(0xffffffffU); }
+float unwritten() {
+  return arith::from_bits(0xffffffffU);
+}
 
 /// Refuses what FlashAttention-3 itself refuses or what its emulation does not cover.
 void check_supported(const Capture& capture) {
   const Problem& problem = capture.problem;
-  const auto refuse = [&](const std::string& why) { throw InputError(capture.name + ": fa3 cannot run this: " + why); };
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(capture.name + ": fa3 cannot run this: " + why);
+  };
   for (const std::size_t dim : {problem.head_dim, problem.head_dim_v}) {
     if (dim == 0 || dim > 256 || dim % 8 != 0) {
       refuse("head dim " + std::to_string(dim) + ", FlashAttention-3 takes multiples of 8 up to 256");
@@ -32,7 +36,8 @@ void check_supported(const Capture& capture) {
     for (std::size_t b = 0; b < problem.batch; ++b) {
       const SequenceSpan span = problem.sequence(b);
       if (span.q_length != span.k_length) {
-        refuse("causal_alignment top-left with different lengths, FlashAttention-3 aligns to the bottom right");
+        refuse(
+            "causal_alignment top-left with different lengths, FlashAttention-3 aligns to the bottom right");
       }
     }
   }
@@ -71,7 +76,7 @@ class EmulatorBackend final : public Backend {
     std::vector<float> out_fp32(options.want_uncast ? result.out.size() : 0);
     kernels::ForwardOutputs outputs;
     outputs.out = result.out.data.data();
-    outputs.out_fp32 = options.want_uncast ? out_fp32.data() : nullptr;
+    outputs.out_uncast = options.want_uncast ? out_fp32.data() : nullptr;
     outputs.lse = result.lse.data.data();
     outputs.rows = views.rows;
     kernels::flash3_forward(profile_, views.inputs, outputs, execution);
@@ -100,9 +105,9 @@ class EmulatorBackend final : public Backend {
     outputs.dk = result.dk.data.data();
     outputs.dv = result.dv.data.data();
     if (options.want_uncast) {
-      outputs.dq_fp32 = dq_fp32.data();
-      outputs.dk_fp32 = dk_fp32.data();
-      outputs.dv_fp32 = dv_fp32.data();
+      outputs.dq_uncast = dq_fp32.data();
+      outputs.dk_uncast = dk_fp32.data();
+      outputs.dv_uncast = dv_fp32.data();
     }
 
     const bool packed = problem.layout == Layout::thd;
@@ -129,7 +134,8 @@ class EmulatorBackend final : public Backend {
         kept.dq_accum = Fp32Tensor(with_dim(q_rows), unwritten());
         outputs.dq_accum = kept.dq_accum.data.data();
       }
-      if (grouped && (options.want_accumulators || !recorded.dk_accum.empty() || !recorded.dv_accum.empty())) {
+      if (grouped &&
+          (options.want_accumulators || !recorded.dk_accum.empty() || !recorded.dv_accum.empty())) {
         kept.dk_accum = Fp32Tensor(with_dim(k_rows));  // the host clears these before the kernel adds
         kept.dv_accum = Fp32Tensor(with_dim(k_rows));
         outputs.dk_accum = kept.dk_accum.data.data();
@@ -141,7 +147,7 @@ class EmulatorBackend final : public Backend {
     const int parts = kernels::most_key_blocks(views.inputs, tiles);
     result.dq_order_fixed = tiles.dq_order != profile::DqOrder::any || parts <= 2;
     result.dkv_order_fixed = tiles.dkv_order_fixed || problem.group() <= 2;
-    const auto keep_parts = [&](OrderFreeParts& target, kernels::Parts& where, int count,
+    const auto keep_parts = [&](OrderFreeParts& target, kernels::Parts<float>& where, int count,
                                 const std::vector<std::size_t>& rows) {
       if (count > kMostOrderFreeParts) return;
       std::vector<std::size_t> shape = with_dim(rows);
@@ -152,19 +158,22 @@ class EmulatorBackend final : public Backend {
       where.values = target.values.data.data();
       where.rows = static_cast<std::ptrdiff_t>(target.values.size() / target.parts) / tiles.head_dim;
     };
-    if (options.want_order_free_parts && !result.dq_order_fixed) keep_parts(result.dq_parts, outputs.dq_parts, parts, q_rows);
+    if (options.want_order_free_parts && !result.dq_order_fixed)
+      keep_parts(result.dq_parts, outputs.dq_parts, parts, q_rows);
     if (options.want_order_free_parts && !result.dkv_order_fixed) {
       const int group = static_cast<int>(problem.group());
       keep_parts(result.dk_parts, outputs.dk_parts, group, k_rows);
       keep_parts(result.dv_parts, outputs.dv_parts, group, k_rows);
     }
     if (!result.dq_order_fixed) {
-      result.notes.push_back("dq: the kernel adds up to " + std::to_string(parts) +
-                             " key blocks of a row in no fixed order; here they are added in ascending order");
+      result.notes.push_back(
+          "dq: the kernel adds up to " + std::to_string(parts) +
+          " key blocks of a row in no fixed order; here they are added in ascending order");
     }
     if (!result.dkv_order_fixed) {
-      result.notes.push_back("dk, dv: the kernel adds the " + std::to_string(problem.group()) +
-                             " query heads of a group in no fixed order; here they are added in ascending order");
+      result.notes.push_back(
+          "dk, dv: the kernel adds the " + std::to_string(problem.group()) +
+          " query heads of a group in no fixed order; here they are added in ascending order");
     }
 
     kernels::BackwardInputs forward;

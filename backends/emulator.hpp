@@ -8,7 +8,8 @@
 
 namespace bitattn {
 
-/// A backend that runs this profile; it bears the profile's name. Tests use it with profiles that no name stands for.
+/// A backend that runs this profile; it bears the profile's name. Tests use it with profiles that no name
+/// stands for.
 std::unique_ptr<Backend> emulator_backend(const profile::Profile& profile);
 
 }  // namespace bitattn

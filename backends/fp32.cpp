@@ -32,7 +32,7 @@ class Fp32Backend final : public Backend {
     std::vector<float> dv;
     kernels::ForwardOutputs forward;
     forward.out = result.out.data.data();
-    forward.out_fp32 = out.data();
+    forward.out_uncast = out.data();
     forward.lse = result.lse.data.data();
     forward.rows = views.rows;
     kernels::BackwardOutputs backward;
@@ -46,9 +46,9 @@ class Fp32Backend final : public Backend {
       backward.dq = result.dq.data.data();
       backward.dk = result.dk.data.data();
       backward.dv = result.dv.data.data();
-      backward.dq_fp32 = dq.data();
-      backward.dk_fp32 = dk.data();
-      backward.dv_fp32 = dv.data();
+      backward.dq_uncast = dq.data();
+      backward.dk_uncast = dk.data();
+      backward.dv_uncast = dv.data();
     }
     const kernels::VisibleKeys visible = [&problem](int query, int sq, int sk) {
       const KeyRange range = visible_keys(problem, query, sq, sk);
@@ -70,6 +70,8 @@ class Fp32Backend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> fp32_backend() { return std::make_unique<Fp32Backend>(); }
+std::unique_ptr<Backend> fp32_backend() {
+  return std::make_unique<Fp32Backend>();
+}
 
 }  // namespace bitattn

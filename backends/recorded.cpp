@@ -19,6 +19,8 @@ class RecordedBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> recorded_backend() { return std::make_unique<RecordedBackend>(); }
+std::unique_ptr<Backend> recorded_backend() {
+  return std::make_unique<RecordedBackend>();
+}
 
 }  // namespace bitattn

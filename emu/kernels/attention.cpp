@@ -18,8 +18,8 @@ mma::MatrixView token_rows(const std::uint16_t* tensor, int token, int heads, in
   return view;
 }
 
-mma::MatrixView token_columns(const std::uint16_t* tensor, int token, int heads, int head, int columns, int rows,
-                              int rows_in_memory) {
+mma::MatrixView token_columns(const std::uint16_t* tensor, int token, int heads, int head, int columns,
+                              int rows, int rows_in_memory) {
   const mma::MatrixView by_rows = token_rows(tensor, token, heads, head, columns, rows, rows_in_memory);
   mma::MatrixView view;
   view.data = by_rows.data;

@@ -5,31 +5,34 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
-#include "emu/arith/bf16.hpp"
-#include "emu/arith/fp32.hpp"
-#include "emu/kernels/row_ops.hpp"
+#include "emu/kernels/chip_numbers.hpp"
+#include "emu/kernels/site_numbers.hpp"
 
 namespace bitattn::kernels {
 
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kLog2E = arith::from_bits(0x3fb8aa3bU);
+using profile::Site;
 
-std::size_t index(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
+std::size_t index(std::ptrdiff_t i) {
+  return static_cast<std::size_t>(i);
+}
 
 /// A KV head's operands, by key block.
+template <class Operand>
 struct KeySide {
-  std::vector<mma::PackedOperand> k;       ///< right operand of Q.K^T
-  std::vector<mma::PackedOperand> v;       ///< right operand of dO.V^T
-  std::vector<mma::PackedOperand> k_by_d;  ///< right operand of dS.K (columns are head dims)
+  std::vector<Operand> k;       ///< right operand of Q.K^T
+  std::vector<Operand> v;       ///< right operand of dO.V^T
+  std::vector<Operand> k_by_d;  ///< right operand of dS.K (columns are head dims)
 };
 
 /// dK and dV of one query head in the making: [padded keys][rounded head dim], carried over all query blocks.
+template <class Value>
 struct KeyGradients {
-  std::vector<float> dk, dv;
+  std::vector<Value> dk, dv;
 };
 
 /// Key blocks [first, last) that visit a query block. They are contiguous under every mask.
@@ -37,7 +40,8 @@ struct KeyBlockRange {
   int first = 0, last = 0;
 };
 
-KeyBlockRange visiting_key_blocks(const profile::BackwardTiles& tiles, int block_m, const Sequence& sequence) {
+KeyBlockRange visiting_key_blocks(const profile::BackwardTiles& tiles, int block_m,
+                                  const Sequence& sequence) {
   const int blocks = (sequence.k_length + tiles.block_n - 1) / tiles.block_n;
   KeyBlockRange range{blocks, 0};
   for (int n = 0; n < blocks; ++n) {
@@ -51,20 +55,27 @@ KeyBlockRange visiting_key_blocks(const profile::BackwardTiles& tiles, int block
   return range;
 }
 
+template <class Numbers>
 class BackwardSchedule {
+  using Value = typename Numbers::Value;
+  using Word = typename Numbers::Word;
+  using Operand = typename Numbers::Operand;
+  using Inputs = BackwardInputsOf<Word, Value>;
+  using Outputs = BackwardOutputsOf<Word, Value>;
+  using Keys = KeySide<Operand>;
+  using Gradients = KeyGradients<Value>;
+  static constexpr Value kInfinity = std::numeric_limits<Value>::infinity();
+
  public:
-  BackwardSchedule(const profile::Profile& profile, const AttentionInputs& in, const BackwardInputs& forward,
-                   const BackwardOutputs& out, const Execution& execution)
+  BackwardSchedule(const profile::Profile& profile, const AttentionInputs& in, const Inputs& forward,
+                   const Outputs& out, const Execution& execution)
       : in_(in),
         forward_(forward),
         out_(out),
         execution_(execution),
-        engine_(execution.engine != nullptr ? *execution.engine : mma::default_engine()),
-        rule_(tensor_core_rule(profile.arithmetic)),
         tiles_(profile::flash3_backward_tiles(in.call, profile)),
-        scalars_(profile::flash3_scalars(in.call)),
         padded_(padded_layout(in, tiles_)),
-        row_(profile) {}
+        numbers_(profile, in.call, execution) {}
 
   void run() {
     const int units = static_cast<int>(in_.sequences.size()) * in_.call.heads_kv;
@@ -79,40 +90,40 @@ class BackwardSchedule {
     const int group = in_.group();
     const int blocks_n = (sequence.k_length + tiles_.block_n - 1) / tiles_.block_n;
     const std::size_t size = index(blocks_n) * index(tiles_.block_n) * index(tiles_.head_dim);
-    const KeySide keys = pack_keys(sequence, kv_head, blocks_n);
-    KeyGradients summed;
+    const Keys keys = pack_keys(sequence, kv_head, blocks_n);
+    Gradients summed;
     if (group > 1) {
-      summed.dk.assign(size, 0.0F);
-      summed.dv.assign(size, 0.0F);
+      summed.dk.assign(size, Value{0});
+      summed.dv.assign(size, Value{0});
     }
-    // The query heads of a group in ascending order: the order in which the kernel adds their dK and dV (4.5).
+    // The query heads of a group in ascending order: the order in which the kernel adds their dK and dV
+    // (4.5).
     for (int g = 0; g < group; ++g) {
-      KeyGradients head{std::vector<float>(size, 0.0F), std::vector<float>(size, 0.0F)};
+      Gradients head{std::vector<Value>(size, Value{0}), std::vector<Value>(size, Value{0})};
       run_head(sequence_index, kv_head * group + g, blocks_n, keys, head);
-      row_.scale(head.dk.data(), static_cast<int>(size), scalars_.softmax_scale);
+      numbers_.scale_dk(head.dk.data(), static_cast<int>(size));
       if (group == 1) {
         store_key_gradients(sequence, kv_head, head);
         continue;
       }
       keep_part(out_.dk_parts, g, sequence_index, kv_head, head.dk);
       keep_part(out_.dv_parts, g, sequence_index, kv_head, head.dv);
-      row_.reduce_add(summed.dv.data(), head.dv.data(), static_cast<std::ptrdiff_t>(size), false);
-      row_.reduce_add(summed.dk.data(), head.dk.data(), static_cast<std::ptrdiff_t>(size), false);
+      numbers_.reduce_dkv(summed.dv.data(), head.dv.data(), static_cast<std::ptrdiff_t>(size));
+      numbers_.reduce_dkv(summed.dk.data(), head.dk.data(), static_cast<std::ptrdiff_t>(size));
     }
     if (group == 1) return;
     const std::ptrdiff_t first =
         padded_.k_rows[index(sequence_index) * index(in_.call.heads_kv) + index(kv_head)] * tiles_.head_dim;
     if (out_.dk_accum != nullptr) std::copy(summed.dk.begin(), summed.dk.end(), out_.dk_accum + first);
     if (out_.dv_accum != nullptr) std::copy(summed.dv.begin(), summed.dv.end(), out_.dv_accum + first);
-    // The postprocess multiplies by a run-time 1.0, which only flushes subnormals (5).
-    row_.scale(summed.dk.data(), static_cast<int>(size), 1.0F);
-    row_.scale(summed.dv.data(), static_cast<int>(size), 1.0F);
+    numbers_.postprocess_dkv(summed.dk.data(), static_cast<int>(size));
+    numbers_.postprocess_dkv(summed.dv.data(), static_cast<int>(size));
     store_key_gradients(sequence, kv_head, summed);
   }
 
-  KeySide pack_keys(const Sequence& sequence, int kv_head, int blocks_n) const {
+  Keys pack_keys(const Sequence& sequence, int kv_head, int blocks_n) const {
     const profile::Call& call = in_.call;
-    KeySide keys;
+    Keys keys;
     keys.k.resize(index(blocks_n));
     keys.v.resize(index(blocks_n));
     keys.k_by_d.resize(index(blocks_n));
@@ -120,33 +131,34 @@ class BackwardSchedule {
       const int token = sequence.k_begin + n * tiles_.block_n;
       const int in_memory = call.varlen ? in_.total_k - token : sequence.k_length - n * tiles_.block_n;
       const int rows = std::min(in_memory, tiles_.block_n);
-      engine_.pack(token_rows(in_.k, token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
-                   mma::Side::right, keys.k[index(n)]);
-      engine_.pack(token_rows(in_.v, token, call.heads_kv, kv_head, call.head_dim_v, tiles_.block_n, rows),
-                   mma::Side::right, keys.v[index(n)]);
-      engine_.pack(by_head_dim(in_.k, token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
-                   mma::Side::right, keys.k_by_d[index(n)]);
+      numbers_.pack(token_rows(in_.k, token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
+                    mma::Side::right, keys.k[index(n)]);
+      numbers_.pack(token_rows(in_.v, token, call.heads_kv, kv_head, call.head_dim_v, tiles_.block_n, rows),
+                    mma::Side::right, keys.v[index(n)]);
+      numbers_.pack(by_head_dim(in_.k, token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
+                    mma::Side::right, keys.k_by_d[index(n)]);
     });
     return keys;
   }
 
   /// Columns of a token tile, zero-filled up to the rounded head dim as the kernel's tile is.
-  mma::MatrixView by_head_dim(const std::uint16_t* tensor, int token, int heads, int head, int columns, int rows,
-                              int rows_in_memory) const {
+  mma::MatrixView by_head_dim(const std::uint16_t* tensor, int token, int heads, int head, int columns,
+                              int rows, int rows_in_memory) const {
     mma::MatrixView view = token_columns(tensor, token, heads, head, columns, rows, rows_in_memory);
     view.rows = tiles_.head_dim;
     return view;
   }
 
   /// One query head: all query blocks in ascending order; dK and dV are one chain over them (4.7).
-  void run_head(int sequence_index, int head, int blocks_n, const KeySide& keys, KeyGradients& gradients) {
+  void run_head(int sequence_index, int head, int blocks_n, const Keys& keys, Gradients& gradients) {
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int blocks_m = (sequence.q_length + tiles_.block_m - 1) / tiles_.block_m;
-    Strip strip(tiles_, blocks_n, scalars_.softcap_scale != 0);
+    Strip strip(tiles_, blocks_n, numbers_.softcapped());
     for (int m = 0; m < blocks_m; ++m) run_query_block(sequence_index, head, m, keys, gradients, strip);
   }
 
-  /// What a query block and all its key blocks have in hand at once. Kept over query blocks, so that memory is not claimed anew.
+  /// What a query block and all its key blocks have in hand at once. Kept over query blocks, so that memory
+  /// is not claimed anew.
   struct Strip {
     Strip(const profile::BackwardTiles& tiles, int blocks_n, bool softcap) {
       const std::size_t pairs = index(tiles.block_m) * index(blocks_n) * index(tiles.block_n);
@@ -158,16 +170,16 @@ class BackwardSchedule {
         h.resize(pairs);
         ds_uncapped.resize(pairs);
       }
-      p_bf16.resize(pairs);
-      ds_bf16.resize(pairs);
+      p_words.resize(pairs);
+      ds_words.resize(pairs);
       dq_parts.resize(index(blocks_n) * index(tiles.block_m) * index(tiles.head_dim));
     }
-    std::vector<float> s, p, dp, ds, h, ds_uncapped;
-    std::vector<std::uint16_t> p_bf16, ds_bf16;
-    std::vector<float> dq_parts;  ///< [key block][block_m][head_dim]
+    std::vector<Value> s, p, dp, ds, h, ds_uncapped;
+    std::vector<Word> p_words, ds_words;
+    std::vector<Value> dq_parts;  ///< [key block][block_m][head_dim]
   };
 
-  void run_query_block(int sequence_index, int head, int block_m, const KeySide& keys, KeyGradients& gradients,
+  void run_query_block(int sequence_index, int head, int block_m, const Keys& keys, Gradients& gradients,
                        Strip& strip) {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[index(sequence_index)];
@@ -178,62 +190,87 @@ class BackwardSchedule {
     const int token = sequence.q_begin + query_begin;
     const int rows_in_memory = std::min(bm, call.varlen ? in_.total_q - token : rows_in_sequence);
 
-    std::vector<float> dpsum(index(bm), 0.0F);
-    std::vector<float> lse_log2(index(bm), kInfinity);
+    std::vector<Value> dpsum(index(bm), Value{0});
+    std::vector<Value> lse_log2(index(bm), kInfinity);
     preprocess(sequence_index, head, query_begin, rows_in_sequence, dpsum, lse_log2);
 
-    const mma::PackedOperand q = engine_.packed(
-        token_rows(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory), mma::Side::left);
-    const mma::PackedOperand dout = engine_.packed(
-        token_rows(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory), mma::Side::left);
-    const mma::PackedOperand q_by_d = engine_.packed(
-        by_head_dim(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory), mma::Side::right);
-    const mma::PackedOperand dout_by_d = engine_.packed(
-        by_head_dim(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory), mma::Side::right);
+    Operand q;
+    Operand dout;
+    Operand q_by_d;
+    Operand dout_by_d;
+    numbers_.pack(token_rows(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory),
+                  mma::Side::left, q);
+    numbers_.pack(token_rows(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory),
+                  mma::Side::left, dout);
+    numbers_.pack(by_head_dim(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory),
+                  mma::Side::right, q_by_d);
+    numbers_.pack(by_head_dim(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory),
+                  mma::Side::right, dout_by_d);
 
     const KeyBlockRange range = visiting_key_blocks(tiles_, block_m, sequence);
     const std::ptrdiff_t stride = static_cast<std::ptrdiff_t>(range.last - range.first) * bn;
     tbb::parallel_for(range.first, range.last, [&](int n) {
       const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(n - range.first) * bn;
-      engine_.multiply(q, keys.k[index(n)], mma::Start::zero, strip.s.data() + first, stride, rule_);
-      engine_.multiply(dout, keys.v[index(n)], mma::Start::zero, strip.dp.data() + first, stride, rule_);
+      numbers_.multiply(Site::score_mma_backward, q, keys.k[index(n)], mma::Start::zero,
+                        strip.s.data() + first, stride);
+      numbers_.multiply(Site::dp_mma, dout, keys.v[index(n)], mma::Start::zero, strip.dp.data() + first,
+                        stride);
       for (int r = 0; r < bm; ++r) {
         score_gradients(sequence, query_begin + r, n * bn, dpsum[index(r)], lse_log2[index(r)], strip,
                         r * stride + first);
       }
-      mma::PackedOperand left;
+      Operand left;
       const std::ptrdiff_t key_rows = static_cast<std::ptrdiff_t>(n) * bn * tiles_.head_dim;
-      engine_.pack(mma::whole(strip.p_bf16.data() + first, 1, stride, bn, bm), mma::Side::left, left);
-      engine_.multiply(left, dout_by_d, mma::Start::accumulate, gradients.dv.data() + key_rows, tiles_.head_dim, rule_);
-      engine_.pack(mma::whole(strip.ds_bf16.data() + first, stride, 1, bm, bn), mma::Side::left, left);
-      engine_.multiply(left, keys.k_by_d[index(n)], mma::Start::zero, dq_part(strip, n), tiles_.head_dim, rule_);
-      engine_.pack(mma::whole(strip.ds_bf16.data() + first, 1, stride, bn, bm), mma::Side::left, left);
-      engine_.multiply(left, q_by_d, mma::Start::accumulate, gradients.dk.data() + key_rows, tiles_.head_dim, rule_);
+      numbers_.pack(strip.p_words.data() + first, 1, stride, bn, bm, mma::Side::left, left);
+      numbers_.multiply(Site::dv_mma, left, dout_by_d, mma::Start::accumulate, gradients.dv.data() + key_rows,
+                        tiles_.head_dim);
+      numbers_.pack(strip.ds_words.data() + first, stride, 1, bm, bn, mma::Side::left, left);
+      numbers_.multiply(Site::dq_mma, left, keys.k_by_d[index(n)], mma::Start::zero, dq_part(strip, n),
+                        tiles_.head_dim);
+      numbers_.pack(strip.ds_words.data() + first, 1, stride, bn, bm, mma::Side::left, left);
+      numbers_.multiply(Site::dk_mma, left, q_by_d, mma::Start::accumulate, gradients.dk.data() + key_rows,
+                        tiles_.head_dim);
       if (execution_.advance) execution_.advance(static_cast<std::int64_t>(rows_in_sequence) * bn);
     });
-    if (execution_.observer != nullptr) {
-      const std::vector<float>& uncapped = strip.ds_uncapped.empty() ? strip.ds : strip.ds_uncapped;
-      execution_.observer->backward_rows({{sequence_index, head}, query_begin, rows_in_sequence, range.first * bn,
-                                          static_cast<int>(stride), stride, scalars_.scale_log2, strip.s.data(),
-                                          strip.p.data(), strip.dp.data(), strip.ds.data(), uncapped.data(),
-                                          strip.p_bf16.data(), strip.ds_bf16.data(), dpsum.data(), lse_log2.data()});
+    if constexpr (std::is_same_v<Value, float>) {  // observers look at the chip's own numbers
+      if (execution_.observer != nullptr) {
+        const std::vector<float>& uncapped = strip.ds_uncapped.empty() ? strip.ds : strip.ds_uncapped;
+        execution_.observer->backward_rows({{sequence_index, head},
+                                            query_begin,
+                                            rows_in_sequence,
+                                            range.first * bn,
+                                            static_cast<int>(stride),
+                                            stride,
+                                            numbers_.scale_log2(),
+                                            strip.s.data(),
+                                            strip.p.data(),
+                                            strip.dp.data(),
+                                            strip.ds.data(),
+                                            uncapped.data(),
+                                            strip.p_words.data(),
+                                            strip.ds_words.data(),
+                                            dpsum.data(),
+                                            lse_log2.data()});
+      }
     }
     add_dq_parts(sequence_index, head, query_begin, rows_in_sequence, range, strip);
   }
 
   /// Preprocess kernel (3): D and E of the tile's rows. Rows past the sequence keep D = 0 and E = +inf.
-  void preprocess(int sequence_index, int head, int query_begin, int rows, std::vector<float>& dpsum,
-                  std::vector<float>& lse_log2) const {
+  void preprocess(int sequence_index, int head, int query_begin, int rows, std::vector<Value>& dpsum,
+                  std::vector<Value>& lse_log2) const {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const std::size_t unit = index(sequence_index) * index(call.heads_q) + index(head);
     for (int r = 0; r < rows; ++r) {
       const std::ptrdiff_t element =
-          (static_cast<std::ptrdiff_t>(sequence.q_begin + query_begin + r) * call.heads_q + head) * call.head_dim_v;
-      dpsum[index(r)] = row_.dpsum(in_.dout + element, forward_.out + element, call.head_dim_v, tiles_.head_dim,
-                                   tiles_.dpsum_threads);
-      const float lse = forward_.lse[forward_.rows[unit] + query_begin + r];
-      lse_log2[index(r)] = lse == -kInfinity ? 0.0F : row_.ops.mul(lse, kLog2E);
+          (static_cast<std::ptrdiff_t>(sequence.q_begin + query_begin + r) * call.heads_q + head) *
+          call.head_dim_v;
+      dpsum[index(r)] = numbers_.dpsum(
+          in_.dout + element, forward_.out + element,
+          forward_.out_uncast == nullptr ? nullptr : forward_.out_uncast + element, call.head_dim_v, tiles_);
+      const Value lse = forward_.lse[forward_.rows[unit] + query_begin + r];
+      lse_log2[index(r)] = lse == -kInfinity ? Value{0} : numbers_.lse_log2(lse);
     }
     const std::ptrdiff_t first = padded_.q_rows[unit] + query_begin;
     if (out_.dpsum != nullptr) std::copy(dpsum.begin(), dpsum.end(), out_.dpsum + first);
@@ -241,27 +278,27 @@ class BackwardSchedule {
   }
 
   /// Steps 3 to 7 of 4.3 for one query and the keys of one block, in place in the strip at `at`.
-  void score_gradients(const Sequence& sequence, int query, int key_begin, float dpsum, float lse_log2, Strip& strip,
-                       std::ptrdiff_t at) const {
+  void score_gradients(const Sequence& sequence, int query, int key_begin, Value dpsum, Value lse_log2,
+                       Strip& strip, std::ptrdiff_t at) const {
     const int bn = tiles_.block_n;
-    float* s = strip.s.data() + at;
-    float* p = strip.p.data() + at;
-    float* ds = strip.ds.data() + at;
-    const bool softcap = scalars_.softcap_scale != 0;
-    if (softcap) row_.softcap_with_derivative(s, strip.h.data() + at, bn, scalars_.softcap_scale);
+    Value* s = strip.s.data() + at;
+    Value* p = strip.p.data() + at;
+    Value* ds = strip.ds.data() + at;
+    if (numbers_.softcapped()) numbers_.softcap_with_derivative(s, strip.h.data() + at, bn);
     apply_mask(s, query, key_begin, sequence.q_length, sequence.k_length);
-    row_.backward_exponentials(s, p, bn, scalars_.scale_log2, lse_log2);
-    row_.score_gradient(p, strip.dp.data() + at, ds, bn, dpsum);
-    if (softcap) {
+    numbers_.backward_exponentials(s, p, bn, lse_log2);
+    numbers_.score_gradient(p, strip.dp.data() + at, ds, bn, dpsum);
+    if (numbers_.softcapped()) {
       std::copy(ds, ds + bn, strip.ds_uncapped.data() + at);
-      row_.multiply(ds, strip.h.data() + at, ds, bn);
+      numbers_.apply_derivative(ds, strip.h.data() + at, bn);
     }
-    row_.cast(p, strip.p_bf16.data() + at, bn);
-    row_.cast(ds, strip.ds_bf16.data() + at, bn);
+    numbers_.cast_p_backward(p, strip.p_words.data() + at, bn);
+    numbers_.cast_ds(ds, strip.ds_words.data() + at, bn);
   }
 
-  /// The length is always tested, and the causal or local window; query rows past the end are not masked (4.3.4).
-  void apply_mask(float* s, int query, int key_begin, int seqlen_q, int seqlen_k) const {
+  /// The length is always tested, and the causal or local window; query rows past the end are not masked
+  /// (4.3.4).
+  void apply_mask(Value* s, int query, int key_begin, int seqlen_q, int seqlen_k) const {
     const profile::Mask& mask = tiles_.mask;
     const int diagonal = query + seqlen_k - seqlen_q;
     int last = seqlen_k;  // visible keys are [first, last)
@@ -277,70 +314,74 @@ class BackwardSchedule {
     }
   }
 
-  float* dq_part(Strip& strip, int n) const {
+  Value* dq_part(Strip& strip, int n) const {
     return strip.dq_parts.data() + index(n) * index(tiles_.block_m) * index(tiles_.head_dim);
   }
 
   /// dQ of a query block: its parts added in the order of 4.6, then the postprocess (5).
-  void add_dq_parts(int sequence_index, int head, int query_begin, int rows, const KeyBlockRange& range, Strip& strip) {
+  void add_dq_parts(int sequence_index, int head, int query_begin, int rows, const KeyBlockRange& range,
+                    Strip& strip) {
     const profile::Call& call = in_.call;
     const std::ptrdiff_t size = static_cast<std::ptrdiff_t>(tiles_.block_m) * tiles_.head_dim;
     const std::size_t unit = index(sequence_index) * index(call.heads_q) + index(head);
     const std::ptrdiff_t first = (padded_.q_rows[unit] + query_begin) * tiles_.head_dim;
-    std::vector<float> dq(index(size), 0.0F);
+    std::vector<Value> dq(index(size), Value{0});
     for (int visit = 0; visit < range.last - range.first; ++visit) {
       const bool descending = tiles_.dq_order == profile::DqOrder::descending;
       const int n = descending ? range.last - 1 - visit : range.first + visit;
-      row_.reduce_add(dq.data(), dq_part(strip, n), size, tiles_.dq_added_by_atomics);
+      numbers_.reduce_dq(dq.data(), dq_part(strip, n), size, tiles_.dq_added_by_atomics);
       if (out_.dq_parts.values != nullptr) {
-        float* part = out_.dq_parts.values + visit * out_.dq_parts.rows * tiles_.head_dim + first;
+        Value* part = out_.dq_parts.values + visit * out_.dq_parts.rows * tiles_.head_dim + first;
         std::copy(dq_part(strip, n), dq_part(strip, n) + size, part);
       }
     }
     if (out_.dq_accum != nullptr) std::copy(dq.begin(), dq.end(), out_.dq_accum + first);
     const int dim = call.head_dim;
     for (int r = 0; r < rows; ++r) {
-      float* row = dq.data() + static_cast<std::ptrdiff_t>(r) * tiles_.head_dim;
-      row_.scale(row, dim, scalars_.softmax_scale);
+      Value* row = dq.data() + static_cast<std::ptrdiff_t>(r) * tiles_.head_dim;
+      numbers_.scale_dq(row, dim);
       const std::ptrdiff_t element =
-          (static_cast<std::ptrdiff_t>(in_.sequences[index(sequence_index)].q_begin + query_begin + r) * call.heads_q +
+          (static_cast<std::ptrdiff_t>(in_.sequences[index(sequence_index)].q_begin + query_begin + r) *
+               call.heads_q +
            head) *
           dim;
-      row_.cast(row, out_.dq + element, dim);
-      if (out_.dq_fp32 != nullptr) std::copy(row, row + dim, out_.dq_fp32 + element);
+      numbers_.cast_dq(row, out_.dq + element, dim);
+      if (out_.dq_uncast != nullptr) std::copy(row, row + dim, out_.dq_uncast + element);
     }
   }
 
   /// Casts dK and dV of a KV head; rows past the sequence are not stored.
-  void store_key_gradients(const Sequence& sequence, int kv_head, const KeyGradients& gradients) const {
+  void store_key_gradients(const Sequence& sequence, int kv_head, const Gradients& gradients) const {
     const profile::Call& call = in_.call;
     for (int j = 0; j < sequence.k_length; ++j) {
-      const std::ptrdiff_t token = static_cast<std::ptrdiff_t>(sequence.k_begin + j) * call.heads_kv + kv_head;
-      const float* dk = gradients.dk.data() + static_cast<std::ptrdiff_t>(j) * tiles_.head_dim;
-      const float* dv = gradients.dv.data() + static_cast<std::ptrdiff_t>(j) * tiles_.head_dim;
-      row_.cast(dk, out_.dk + token * call.head_dim, call.head_dim);
-      row_.cast(dv, out_.dv + token * call.head_dim_v, call.head_dim_v);
-      if (out_.dk_fp32 != nullptr) std::copy(dk, dk + call.head_dim, out_.dk_fp32 + token * call.head_dim);
-      if (out_.dv_fp32 != nullptr) std::copy(dv, dv + call.head_dim_v, out_.dv_fp32 + token * call.head_dim_v);
+      const std::ptrdiff_t token =
+          static_cast<std::ptrdiff_t>(sequence.k_begin + j) * call.heads_kv + kv_head;
+      const Value* dk = gradients.dk.data() + static_cast<std::ptrdiff_t>(j) * tiles_.head_dim;
+      const Value* dv = gradients.dv.data() + static_cast<std::ptrdiff_t>(j) * tiles_.head_dim;
+      numbers_.cast_dk(dk, out_.dk + token * call.head_dim, call.head_dim);
+      numbers_.cast_dv(dv, out_.dv + token * call.head_dim_v, call.head_dim_v);
+      if (out_.dk_uncast != nullptr)
+        std::copy(dk, dk + call.head_dim, out_.dk_uncast + token * call.head_dim);
+      if (out_.dv_uncast != nullptr)
+        std::copy(dv, dv + call.head_dim_v, out_.dv_uncast + token * call.head_dim_v);
     }
   }
 
-  void keep_part(const Parts& parts, int part, int sequence_index, int kv_head, const std::vector<float>& values) const {
+  void keep_part(const Parts<Value>& parts, int part, int sequence_index, int kv_head,
+                 const std::vector<Value>& values) const {
     if (parts.values == nullptr) return;
-    const std::ptrdiff_t row = padded_.k_rows[index(sequence_index) * index(in_.call.heads_kv) + index(kv_head)];
+    const std::ptrdiff_t row =
+        padded_.k_rows[index(sequence_index) * index(in_.call.heads_kv) + index(kv_head)];
     std::copy(values.begin(), values.end(), parts.values + (part * parts.rows + row) * tiles_.head_dim);
   }
 
   const AttentionInputs& in_;
-  const BackwardInputs& forward_;
-  const BackwardOutputs& out_;
+  const Inputs& forward_;
+  const Outputs& out_;
   const Execution& execution_;
-  const mma::Engine& engine_;
-  arith::TensorCoreRule rule_;
   profile::BackwardTiles tiles_;
-  profile::Scalars scalars_;
   PaddedLayout padded_;
-  RowOps row_;
+  Numbers numbers_;
 };
 
 }  // namespace
@@ -362,10 +403,12 @@ PaddedLayout padded_layout(const AttentionInputs& inputs, const profile::Backwar
     const std::ptrdiff_t q_first = (sequence.q_begin + b * tiles.block_m) / tiles.block_m * tiles.block_m;
     const std::ptrdiff_t k_first = (sequence.k_begin + b * tiles.block_n) / tiles.block_n * tiles.block_n;
     for (int h = 0; h < call.heads_q; ++h) {
-      layout.q_rows.push_back(call.varlen ? h * layout.q_padded + q_first : (b * call.heads_q + h) * layout.q_padded);
+      layout.q_rows.push_back(call.varlen ? h * layout.q_padded + q_first
+                                          : (b * call.heads_q + h) * layout.q_padded);
     }
     for (int h = 0; h < call.heads_kv; ++h) {
-      layout.k_rows.push_back(call.varlen ? h * layout.k_padded + k_first : (b * call.heads_kv + h) * layout.k_padded);
+      layout.k_rows.push_back(call.varlen ? h * layout.k_padded + k_first
+                                          : (b * call.heads_kv + h) * layout.k_padded);
     }
   }
   return layout;
@@ -383,9 +426,16 @@ int most_key_blocks(const AttentionInputs& inputs, const profile::BackwardTiles&
   return most;
 }
 
-void flash3_backward(const profile::Profile& profile, const AttentionInputs& inputs, const BackwardInputs& forward,
-                     const BackwardOutputs& outputs, const Execution& execution) {
-  BackwardSchedule(profile, inputs, forward, outputs, execution).run();
+void flash3_backward(const profile::Profile& profile, const AttentionInputs& inputs,
+                     const BackwardInputs& forward, const BackwardOutputs& outputs,
+                     const Execution& execution) {
+  BackwardSchedule<ChipNumbers>(profile, inputs, forward, outputs, execution).run();
+}
+
+void flash3_backward(const profile::Profile& profile, const AttentionInputs& inputs,
+                     const BackwardInputsOf<double, double>& forward,
+                     const BackwardOutputsOf<double, double>& outputs, const Execution& execution) {
+  BackwardSchedule<SiteNumbers>(profile, inputs, forward, outputs, execution).run();
 }
 
 }  // namespace bitattn::kernels

@@ -21,14 +21,18 @@ constexpr int kRowBlock = 64;
 constexpr int kKeyBlock = 64;
 constexpr int kLanes = 16;
 
-std::size_t index(std::ptrdiff_t i) { return static_cast<std::size_t>(i); }
+std::size_t index(std::ptrdiff_t i) {
+  return static_cast<std::size_t>(i);
+}
 
 /// A tensor's rows of one head, widened to fp32 once.
-std::vector<float> widen(const std::uint16_t* tensor, int token, int tokens, int heads, int head, int columns) {
+std::vector<float> widen(const std::uint16_t* tensor, int token, int tokens, int heads, int head,
+                         int columns) {
   std::vector<float> out(index(tokens) * index(columns));
   for (int t = 0; t < tokens; ++t) {
     const std::uint16_t* row = tensor + (static_cast<std::ptrdiff_t>(token + t) * heads + head) * columns;
-    for (int d = 0; d < columns; ++d) out[index(t) * index(columns) + index(d)] = arith::fp32_from_bf16(row[d]);
+    for (int d = 0; d < columns; ++d)
+      out[index(t) * index(columns) + index(d)] = arith::fp32_from_bf16(row[d]);
   }
   return out;
 }
@@ -52,7 +56,9 @@ void add_scaled(float* sum, const float* row, float factor, int n) {
 }
 
 /// exp in fp32: the fp64 exponential rounded once.
-float exp_fp32(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
+float exp_fp32(float x) {
+  return static_cast<float>(std::exp(static_cast<double>(x)));
+}
 
 class Fp32Schedule {
  public:
@@ -103,9 +109,8 @@ class Fp32Schedule {
                         : std::vector<float>();
       for (block.first = 0; block.first < sq; block.first += kRowBlock) {
         block.rows = std::min(kRowBlock, sq - block.first);
-        tbb::parallel_for(0, block.rows, [&](int r) {
-          run_row(sequence_index, head, block, r, q, k, v, dout);
-        });
+        tbb::parallel_for(0, block.rows,
+                          [&](int r) { run_row(sequence_index, head, block, r, q, k, v, dout); });
         if (with_backward) {
           tbb::parallel_for(0, (sk + kKeyBlock - 1) / kKeyBlock, [&](int n) {
             add_key_gradients(block, n * kKeyBlock, std::min(sk, (n + 1) * kKeyBlock), q, dout, dk, dv, sk);
@@ -116,13 +121,15 @@ class Fp32Schedule {
     }
     if (!with_backward) return;
     for (float& x : dk) x *= scale_;
-    store(dk, backward_.dk, backward_.dk_fp32, sequence.k_begin, sk, call.heads_kv, kv_head, call.head_dim);
-    store(dv, backward_.dv, backward_.dv_fp32, sequence.k_begin, sk, call.heads_kv, kv_head, call.head_dim_v);
+    store(dk, backward_.dk, backward_.dk_uncast, sequence.k_begin, sk, call.heads_kv, kv_head, call.head_dim);
+    store(dv, backward_.dv, backward_.dv_uncast, sequence.k_begin, sk, call.heads_kv, kv_head,
+          call.head_dim_v);
   }
 
   /// One query row: scores, softmax, O and LSE; then P, dS and dQ.
   void run_row(int sequence_index, int head, RowBlock& block, int r, const std::vector<float>& q,
-               const std::vector<float>& k, const std::vector<float>& v, const std::vector<float>& dout) const {
+               const std::vector<float>& k, const std::vector<float>& v,
+               const std::vector<float>& dout) const {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int dim = call.head_dim;
@@ -138,7 +145,8 @@ class Fp32Schedule {
     if (cap_ != 0) capped.assign(index(sk), 0.0F);
     float m = kMinusInfinity;
     for (int j = first; j < last; ++j) {
-      float s = dot(q.data() + static_cast<std::ptrdiff_t>(query) * dim, k.data() + static_cast<std::ptrdiff_t>(j) * dim, dim);
+      float s = dot(q.data() + static_cast<std::ptrdiff_t>(query) * dim,
+                    k.data() + static_cast<std::ptrdiff_t>(j) * dim, dim);
       if (cap_ != 0) {
         capped[index(j)] = static_cast<float>(std::tanh(static_cast<double>(s * (scale_ / cap_))));
         s = capped[index(j)];
@@ -157,9 +165,11 @@ class Fp32Schedule {
       p[j] = p[j] / total;
       add_scaled(o.data(), v.data() + static_cast<std::ptrdiff_t>(j) * dim_v, p[j], dim_v);
     }
-    const std::ptrdiff_t row = forward_.rows[index(sequence_index) * index(call.heads_q) + index(head)] + query;
-    forward_.lse[row] = first < last ? m * factor + static_cast<float>(std::log(static_cast<double>(total))) : kMinusInfinity;
-    store(o, forward_.out, forward_.out_fp32, sequence.q_begin + query, 1, call.heads_q, head, dim_v);
+    const std::ptrdiff_t row =
+        forward_.rows[index(sequence_index) * index(call.heads_q) + index(head)] + query;
+    forward_.lse[row] =
+        first < last ? m * factor + static_cast<float>(std::log(static_cast<double>(total))) : kMinusInfinity;
+    store(o, forward_.out, forward_.out_uncast, sequence.q_begin + query, 1, call.heads_q, head, dim_v);
     if (in_.dout == nullptr) return;
 
     const float* g = dout.data() + static_cast<std::ptrdiff_t>(query) * dim_v;
@@ -171,11 +181,12 @@ class Fp32Schedule {
       add_scaled(dq.data(), k.data() + static_cast<std::ptrdiff_t>(j) * dim, ds[j], dim);
     }
     for (float& x : dq) x *= scale_;
-    store(dq, backward_.dq, backward_.dq_fp32, sequence.q_begin + query, 1, call.heads_q, head, dim);
+    store(dq, backward_.dq, backward_.dq_uncast, sequence.q_begin + query, 1, call.heads_q, head, dim);
   }
 
   void add_key_gradients(const RowBlock& block, int key_begin, int key_end, const std::vector<float>& q,
-                         const std::vector<float>& dout, std::vector<float>& dk, std::vector<float>& dv, int sk) const {
+                         const std::vector<float>& dout, std::vector<float>& dk, std::vector<float>& dv,
+                         int sk) const {
     const int dim = in_.call.head_dim;
     const int dim_v = in_.call.head_dim_v;
     for (int r = 0; r < block.rows; ++r) {
@@ -183,14 +194,16 @@ class Fp32Schedule {
       const auto [first, last] = block.keys[index(r)];
       for (int j = std::max(first, key_begin); j < std::min(last, key_end); ++j) {
         const std::size_t pair = index(r) * index(sk) + index(j);
-        add_scaled(dv.data() + static_cast<std::ptrdiff_t>(j) * dim_v, dout.data() + query * dim_v, block.p[pair], dim_v);
-        add_scaled(dk.data() + static_cast<std::ptrdiff_t>(j) * dim, q.data() + query * dim, block.ds[pair], dim);
+        add_scaled(dv.data() + static_cast<std::ptrdiff_t>(j) * dim_v, dout.data() + query * dim_v,
+                   block.p[pair], dim_v);
+        add_scaled(dk.data() + static_cast<std::ptrdiff_t>(j) * dim, q.data() + query * dim, block.ds[pair],
+                   dim);
       }
     }
   }
 
-  static void store(const std::vector<float>& values, std::uint16_t* words, float* fp32, int token, int tokens, int heads,
-                    int head, int columns) {
+  static void store(const std::vector<float>& values, std::uint16_t* words, float* fp32, int token,
+                    int tokens, int heads, int head, int columns) {
     for (int t = 0; t < tokens; ++t) {
       const std::ptrdiff_t to = (static_cast<std::ptrdiff_t>(token + t) * heads + head) * columns;
       for (int d = 0; d < columns; ++d) {

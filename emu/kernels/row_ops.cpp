@@ -20,7 +20,9 @@ float apply(std::uint32_t (*function)(std::uint32_t), float x) {
 }
 
 /// fp64 rounded once to fp32, subnormal results flushed: what a correctly rounded unit with FTZ would give.
-float rounded(double x) { return arith::ftz::in(arith::canonical(static_cast<float>(x))); }
+float rounded(double x) {
+  return arith::ftz::in(arith::canonical(static_cast<float>(x)));
+}
 
 }  // namespace
 
@@ -28,7 +30,9 @@ float ScalarOps::add(float a, float b) const {
   return arithmetic_.flush_subnormals ? arith::ftz::add(a, b) : arith::add(a, b);
 }
 
-float ScalarOps::sub(float a, float b) const { return add(a, arith::from_bits(arith::to_bits(b) ^ arith::kSignBit)); }
+float ScalarOps::sub(float a, float b) const {
+  return add(a, arith::from_bits(arith::to_bits(b) ^ arith::kSignBit));
+}
 
 float ScalarOps::mul(float a, float b) const {
   return arithmetic_.flush_subnormals ? arith::ftz::mul(a, b) : arith::mul(a, b);
@@ -61,7 +65,9 @@ float ScalarOps::rcp(float x) const {
   return rounded(1.0 / static_cast<double>(arith::ftz::in(x)));
 }
 
-float ScalarOps::tanh(float x) const { return apply(arith::mufu::tanh, x); }
+float ScalarOps::tanh(float x) const {
+  return apply(arith::mufu::tanh, x);
+}
 
 void RowOps::softcap(float* x, int n, float softcap_scale) const {
   for (int j = 0; j < n; ++j) x[j] = ops.tanh(ops.mul(x[j], softcap_scale));
@@ -131,7 +137,9 @@ void RowOps::cast(const float* x, std::uint16_t* words, int n) const {
   for (int j = 0; j < n; ++j) words[j] = arith::bf16_from_fp32(x[j]);
 }
 
-void RowOps::scale(float* x, int n, float factor) const { scaled(x, x, n, factor); }
+void RowOps::scale(float* x, int n, float factor) const {
+  scaled(x, x, n, factor);
+}
 
 void RowOps::scaled(const float* x, float* out, int n, float factor) const {
   for (int j = 0; j < n; ++j) out[j] = ops.mul(x[j], factor);
@@ -156,11 +164,13 @@ void RowOps::multiply(const float* a, const float* b, float* out, int n) const {
 void RowOps::reduce_add(float* memory, const float* part, std::ptrdiff_t n, bool by_atomics) const {
   const bool flushes = by_atomics || backward_.bulk_reduce_flushes;
   for (std::ptrdiff_t j = 0; j < n; ++j) {
-    memory[j] = flushes ? arith::global_reduce_add(memory[j], part[j]) : arith::bulk_reduce_add(memory[j], part[j]);
+    memory[j] =
+        flushes ? arith::global_reduce_add(memory[j], part[j]) : arith::bulk_reduce_add(memory[j], part[j]);
   }
 }
 
-float RowOps::dpsum(const std::uint16_t* dout, const std::uint16_t* out, int columns, int head_dim, int threads) const {
+float RowOps::dpsum(const std::uint16_t* dout, const std::uint16_t* out, int columns, int head_dim,
+                    int threads) const {
   const auto x = [&](const std::uint16_t* row, int column) {
     return column < columns ? arith::fp32_from_bf16(row[column]) : 0.0F;
   };
@@ -172,7 +182,8 @@ float RowOps::dpsum(const std::uint16_t* dout, const std::uint16_t* out, int col
     for (int base = 8 * t; base < head_dim; base += 8 * threads) {
       for (int i = base; i < base + 8; ++i, ++visited) {
         if (visited == 0) continue;
-        if (visited == 1) {  // the compiler fuses the second addend's neighbour: one of the first two products is rounded
+        if (visited == 1) {  // the compiler fuses the second addend's neighbour: one of the first two
+                             // products is rounded
           const bool second_rounded = backward_.dpsum == profile::DpsumStart::second_product_rounded;
           const int rounded_column = second_rounded ? i : i - 1;
           const int fused_column = second_rounded ? i - 1 : i;
@@ -185,7 +196,8 @@ float RowOps::dpsum(const std::uint16_t* dout, const std::uint16_t* out, int col
     }
     partial[static_cast<std::size_t>(t)] = a;
   }
-  for (int offset = threads / 2; offset > 0; offset /= 2) {  // butterfly; additions commute, so all lanes agree
+  for (int offset = threads / 2; offset > 0;
+       offset /= 2) {  // butterfly; additions commute, so all lanes agree
     for (int t = 0; t < offset; ++t) {
       partial[static_cast<std::size_t>(t)] =
           ops.add(partial[static_cast<std::size_t>(t)], partial[static_cast<std::size_t>(t + offset)]);

@@ -1,8 +1,9 @@
 #pragma once
-// What a kernel's threads do to one row between its matrix products: exponentials, sums, casts, rescales. Scalar code,
-// one statement one rounding; it is the model that any vectorised form is tested against.
+// What a kernel's threads do to one row between its matrix products: exponentials, sums, casts, rescales.
+// Scalar code, one statement one rounding; it is the model that any vectorised form is tested against.
 //
-// Arithmetic: docs/spec/hopper-arithmetic.md 3 to 9; orders: docs/spec/fa3-operation-order.md (sections in brackets).
+// Arithmetic: docs/spec/hopper-arithmetic.md 3 to 9; orders: docs/spec/fa3-operation-order.md (sections in
+// brackets).
 
 #include <cstddef>
 #include <cstdint>
@@ -66,8 +67,10 @@ class RowOps {
   void multiply(const float* a, const float* b, float* out, int n) const;
   /// memory_j := memory_j + part_j as the reduction to memory does it [4.6].
   void reduce_add(float* memory, const float* part, std::ptrdiff_t n, bool by_atomics) const;
-  /// D = rowsum(dO . O) in the order of the preprocess kernel [3.1]; `columns` of both rows, cleared up to head_dim.
-  float dpsum(const std::uint16_t* dout, const std::uint16_t* out, int columns, int head_dim, int threads) const;
+  /// D = rowsum(dO . O) in the order of the preprocess kernel [3.1]; `columns` of both rows, cleared up to
+  /// head_dim.
+  float dpsum(const std::uint16_t* dout, const std::uint16_t* out, int columns, int head_dim,
+              int threads) const;
 
   ScalarOps ops;
 

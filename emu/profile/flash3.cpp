@@ -7,10 +7,14 @@ namespace bitattn::profile {
 
 namespace {
 
-// C++ integer division on purpose, truncating toward zero also for negative numerators: it is what the kernels do.
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+// C++ integer division on purpose, truncating toward zero also for negative numerators: it is what the
+// kernels do.
+constexpr int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
 
-/// Window and causal flag as the host normalises them (2.1). `forward`: only the forward drops causal for one query.
+/// Window and causal flag as the host normalises them (2.1). `forward`: only the forward drops causal for one
+/// query.
 Mask normalise_mask(const Call& call, bool forward) {
   int left = call.window_left;
   int right = call.window_right;
@@ -66,8 +70,8 @@ BlockShape backward_block(int head_dim, const Mask& mask, bool softcap) {
   }
 }
 
-/// Are the query heads of a group packed into one tile? Always where lengths vary, else where it fills tiles much better.
-/// Never a matter of bits with finite inputs (2.9), but it decides which tiles a NaN enters.
+/// Are the query heads of a group packed into one tile? Always where lengths vary, else where it fills tiles
+/// much better. Never a matter of bits with finite inputs (2.9), but it decides which tiles a NaN enters.
 bool packs_gqa(const Call& call, int block_m) {
   if (call.heads_q == call.heads_kv) return false;
   if (call.varlen) return true;
@@ -101,7 +105,8 @@ int round_head_dim(int head_dim) {
 ForwardTiles flash3_forward_tiles(const Call& call, const Profile& profile) {
   ForwardTiles tiles;
   tiles.mask = normalise_mask(call, true);
-  const BlockShape block = forward_block(round_head_dim(call.head_dim), round_head_dim(call.head_dim_v), tiles.mask);
+  const BlockShape block =
+      forward_block(round_head_dim(call.head_dim), round_head_dim(call.head_dim_v), tiles.mask);
   tiles.block_m = block.m;
   tiles.block_n = profile.forward.block_n > 0 ? profile.forward.block_n : block.n;
   tiles.pack_gqa = packs_gqa(call, block.m);
@@ -140,7 +145,8 @@ Scalars flash3_scalars(const Call& call) {
   return scalars;
 }
 
-KeyBlocks flash3_key_blocks(const ForwardTiles& tiles, int block_m_index, int seqlen_q, int seqlen_k, int group) {
+KeyBlocks flash3_key_blocks(const ForwardTiles& tiles, int block_m_index, int seqlen_q, int seqlen_k,
+                            int group) {
   const int bm = tiles.block_m;
   const int bn = tiles.block_n;
   const int row_first = block_m_index * bm / group;  // first and one past the last query of the (packed) tile
@@ -156,7 +162,8 @@ KeyBlocks flash3_key_blocks(const ForwardTiles& tiles, int block_m_index, int se
   if (mask.local) blocks.first = std::max(0, (row_first + shift - mask.left) / bn);
   blocks.causal_local_from = blocks.last;
   if (mask.causal || mask.local) {
-    blocks.causal_local_from = std::max(blocks.first, (row_first + shift + (mask.local ? mask.right : 0)) / bn);
+    blocks.causal_local_from =
+        std::max(blocks.first, (row_first + shift + (mask.local ? mask.right : 0)) / bn);
   }
   blocks.unmasked_from =
       mask.local ? std::max(blocks.first, ceil_div(row_last + shift - mask.left, bn)) : blocks.first;
@@ -170,7 +177,8 @@ QueryBlocks flash3_query_blocks(const BackwardTiles& tiles, int block_n_index, i
   QueryBlocks blocks;
   blocks.last = ceil_div(seqlen_q, bm);
   if (mask.local) {
-    blocks.last = std::min(blocks.last, ceil_div((block_n_index + 1) * bn + seqlen_q - seqlen_k + mask.left, bm));
+    blocks.last =
+        std::min(blocks.last, ceil_div((block_n_index + 1) * bn + seqlen_q - seqlen_k + mask.left, bm));
   }
   if (mask.causal || mask.local) {
     const int right = mask.local ? mask.right : 0;

@@ -1,6 +1,7 @@
 #pragma once
 // FlashAttention-3 (SM90, BF16): what the library's host code decides for a call, before any arithmetic.
-// Tiles, masks, packing of query heads, the order of dQ. Source: docs/spec/fa3-operation-order.md 2.1 to 2.4, 4.1, 4.6.
+// Tiles, masks, packing of query heads, the order of dQ. Source: docs/spec/fa3-operation-order.md 2.1
+// to 2.4, 4.1, 4.6.
 
 #include <cstdint>
 
@@ -21,7 +22,8 @@ struct Call {
   bool deterministic = true;
 };
 
-/// A mask as the kernels see it: query i of a sequence sees key j if j <= i + sk - sq + right and j >= i + sk - sq - left.
+/// A mask as the kernels see it: query i of a sequence sees key j if j <= i + sk - sq + right and j >= i + sk
+/// - sq - left.
 struct Mask {
   bool causal = false;
   bool local = false;
@@ -68,10 +70,12 @@ Scalars flash3_scalars(const Call& call);
 struct KeyBlocks {
   int first = 0, last = 0;
   int causal_local_from = 0;  ///< blocks from here on (but the last one) test the causal or local mask
-  int unmasked_from = 0;      ///< blocks from here on, below the former, test nothing; those below test the local mask
+  int unmasked_from =
+      0;  ///< blocks from here on, below the former, test nothing; those below test the local mask
 };
 /// group: query heads that share the tile's rows (1 without packing).
-KeyBlocks flash3_key_blocks(const ForwardTiles& tiles, int block_m_index, int seqlen_q, int seqlen_k, int group);
+KeyBlocks flash3_key_blocks(const ForwardTiles& tiles, int block_m_index, int seqlen_q, int seqlen_k,
+                            int group);
 
 /// Query blocks [first, last) that a backward key block visits (4.2).
 struct QueryBlocks {

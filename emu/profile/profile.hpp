@@ -1,12 +1,15 @@
 #pragma once
-// A profile: the data that fixes a kernel's operation order. Plain data; how it is run is the schedules' business.
+// A profile: the data that fixes a kernel's operation order. Plain data; how it is run is the schedules'
+// business.
 //
-// The defaults are FlashAttention-3's BF16 kernels on Hopper as nvcc 13.0.88 compiles them. Each field is one decision
-// that changes bits; the tests flip every one of them and demand that the goldens notice.
-// Source: docs/spec/fa3-operation-order.md (sections in brackets).
+// The defaults are FlashAttention-3's BF16 kernels on Hopper as nvcc 13.0.88 compiles them. Each field is one
+// decision that changes bits; the tests flip every one of them and demand that the goldens notice. Source:
+// docs/spec/fa3-operation-order.md (sections in brackets).
 
 #include <cstdint>
 #include <string>
+
+#include "emu/profile/sites.hpp"
 
 namespace bitattn::profile {
 
@@ -38,8 +41,9 @@ enum class QuadSum : std::uint8_t {
 struct Forward {
   int block_n = 0;  ///< keys of a tile; 0: the kernel's own table [2.2]
   KeyBlockOrder key_blocks = KeyBlockOrder::right_to_left;  // [2.3]
-  bool exponent_fused = true;         ///< p = ex2(fma(x, c, -m*c)) and not ex2(x*c - m*c) [2.5.7]
-  bool row_sum_rescale_fused = true;  ///< the rescale of the running sum is fused with its first addition [2.5.8]
+  bool exponent_fused = true;  ///< p = ex2(fma(x, c, -m*c)) and not ex2(x*c - m*c) [2.5.7]
+  bool row_sum_rescale_fused =
+      true;  ///< the rescale of the running sum is fused with its first addition [2.5.8]
   QuadSum quad_sum = QuadSum::across_then_beside;
   LseFusion lse = LseFusion::max_term;
 };
@@ -67,6 +71,7 @@ struct Profile {
   Arithmetic arithmetic;
   Forward forward;
   Backward backward;
+  SiteSet exact;  ///< sites that are run exactly (fp64) and not as the chip does
 };
 
 }  // namespace bitattn::profile

@@ -1,4 +1,5 @@
-// Proves: names users type lead to the backends listed, and results do not depend on threads, engine or how a call is cut.
+// Proves: names users type lead to the backends listed, and results do not depend on threads, engine or how a
+// call is cut.
 
 #include <gtest/gtest.h>
 #include <tbb/global_control.h>

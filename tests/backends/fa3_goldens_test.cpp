@@ -1,4 +1,5 @@
-// Proves: the emulated FlashAttention-3 kernels give every recorded bit of real runs on an H200, intermediates included.
+// Proves: the emulated FlashAttention-3 kernels give every recorded bit of real runs on an H200,
+// intermediates included.
 
 #include <gtest/gtest.h>
 

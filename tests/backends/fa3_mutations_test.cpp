@@ -1,5 +1,5 @@
-// Proves: the bundled goldens can tell right from wrong. The emulator with ONE decision of its operation order changed must
-// differ from some recorded bit. The list is that of docs/spec/fa3-operation-order.md 11.
+// Proves: the bundled goldens can tell right from wrong. The emulator with ONE decision of its operation
+// order changed must differ from some recorded bit. The list is that of docs/spec/fa3-operation-order.md 11.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,8 @@ const std::vector<Mutation>& mutations() {
   static const std::vector<Mutation> all{
       {"RowSumRescaleNotFused", [](Profile& p) { p.forward.row_sum_rescale_fused = false; }},
       {"LseFusesTheLogTerm", [](Profile& p) { p.forward.lse = profile::LseFusion::log_term; }},
-      {"DpsumRoundsProduct0", [](Profile& p) { p.backward.dpsum = profile::DpsumStart::first_product_rounded; }},
+      {"DpsumRoundsProduct0",
+       [](Profile& p) { p.backward.dpsum = profile::DpsumStart::first_product_rounded; }},
       {"DqOrderReversed", [](Profile& p) { p.backward.dq_order_reversed = true; }},
       {"ForwardExponentProductRounded", [](Profile& p) { p.forward.exponent_fused = false; }},
       {"BackwardExponentProductRounded", [](Profile& p) { p.backward.exponent_fused = false; }},
@@ -32,7 +33,8 @@ const std::vector<Mutation>& mutations() {
       {"Ex2CorrectlyRounded", [](Profile& p) { p.arithmetic.ex2 = profile::Function::correctly_rounded; }},
       {"Lg2CorrectlyRounded", [](Profile& p) { p.arithmetic.lg2 = profile::Function::correctly_rounded; }},
       {"RcpCorrectlyRounded", [](Profile& p) { p.arithmetic.rcp = profile::Function::correctly_rounded; }},
-      {"QuadSumBesideThenAcross", [](Profile& p) { p.forward.quad_sum = profile::QuadSum::beside_then_across; }},
+      {"QuadSumBesideThenAcross",
+       [](Profile& p) { p.forward.quad_sum = profile::QuadSum::beside_then_across; }},
       {"ForwardKeyBlocksLeftToRight",
        [](Profile& p) { p.forward.key_blocks = profile::KeyBlockOrder::left_to_right; }},
       {"DsFused", [](Profile& p) { p.backward.ds = profile::DsOrder::fused; }},
@@ -60,7 +62,8 @@ TEST_P(Mutated, IsNoticedByTheBundledCaptures) {
     ++tried;
     if (d.differing == 0) continue;
     ++noticed;
-    std::printf("%s: noticed by %s: %s\n", mutation.name, path.substr(path.rfind('/') + 1).c_str(), d.text.c_str());
+    std::printf("%s: noticed by %s: %s\n", mutation.name, path.substr(path.rfind('/') + 1).c_str(),
+                d.text.c_str());
     break;  // one witness is enough; the unmutated emulator gives every bit of this file (fa3_goldens_test)
   }
   EXPECT_EQ(noticed, 1U) << mutation.name << " went unnoticed in " << tried << " captures";

@@ -1,5 +1,5 @@
-// Proves: the tiles, the packing of query heads and the numbers that the profile derives from a call are those with which the
-// real library ran, as its captures say.
+// Proves: the tiles, the packing of query heads and the numbers that the profile derives from a call are
+// those with which the real library ran, as its captures say.
 
 #include <gtest/gtest.h>
 
@@ -68,7 +68,8 @@ TEST(Fa3Scalars, DefaultScales) {
   }
 }
 
-// The host drops causal for one query in the forward alone (2.1), and a window as wide as the sequence is none.
+// The host drops causal for one query in the forward alone (2.1), and a window as wide as the sequence is
+// none.
 TEST(Fa3Masks, AreNormalisedAsTheHostDoes) {
   profile::Call call;
   call.head_dim = call.head_dim_v = 128;

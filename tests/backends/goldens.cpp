@@ -59,7 +59,9 @@ std::vector<std::string> large_set_captures(const std::string& folder) {
   return captures_in(fs::path(root) / folder);
 }
 
-Capture load(const std::string& path) { return read_capture(path); }
+Capture load(const std::string& path) {
+  return read_capture(path);
+}
 
 Difference difference(const Result& recorded, const Result& emulated) {
   Difference d;

@@ -1,5 +1,6 @@
 #pragma once
-// The golden captures a test can find, and a comparison of results that knows nothing of the audit it will later check.
+// The golden captures a test can find, and a comparison of results that knows nothing of the audit it will
+// later check.
 
 #include <cstddef>
 #include <string>
@@ -12,14 +13,15 @@ namespace bitattn::test {
 /// Paths of the bundled captures under datasets/goldens/<folder>, sorted.
 std::vector<std::string> bundled_captures(const std::string& folder);
 
-/// Paths of the large set's captures: $BITATTN_GOLDENS/<folder>/*.h5, sorted; empty where the variable is not set.
+/// Paths of the large set's captures: $BITATTN_GOLDENS/<folder>/*.h5, sorted; empty where the variable is not
+/// set.
 std::vector<std::string> large_set_captures(const std::string& folder);
 
 /// The one capture of a file.
 Capture load(const std::string& path);
 
-/// Elements of all tensors that both results hold: how many were compared, how many differ in a bit. Places of padded arrays
-/// that no kernel writes (0xffffffff in `emulated`) are left out.
+/// Elements of all tensors that both results hold: how many were compared, how many differ in a bit. Places
+/// of padded arrays that no kernel writes (0xffffffff in `emulated`) are left out.
 struct Difference {
   std::size_t compared = 0;
   std::size_t differing = 0;

@@ -1,0 +1,115 @@
+#pragma once
+// The chip's numbers: fp32 values, BF16 words, tensor-core products. What a schedule does to a number it does
+// through a class like this one, every operation named by what it is for; site_numbers.hpp is the other one.
+
+#include <cstdint>
+
+#include "emu/kernels/attention.hpp"
+#include "emu/kernels/row_ops.hpp"
+#include "emu/profile/flash3.hpp"
+#include "emu/profile/profile.hpp"
+
+namespace bitattn::kernels {
+
+class ChipNumbers {
+ public:
+  using Value = float;         ///< a value between casts
+  using Word = std::uint16_t;  ///< a value after its cast to BF16
+  using Operand = mma::PackedOperand;
+  using Sums = QuadSums;
+  using Site = profile::Site;
+
+  ChipNumbers(const profile::Profile& profile, const profile::Call& call, const Execution& execution)
+      : engine_(execution.engine != nullptr ? *execution.engine : mma::default_engine()),
+        rule_(tensor_core_rule(profile.arithmetic)),
+        order_(profile.forward),
+        scalars_(profile::flash3_scalars(call)),
+        row_(profile) {}
+
+  float scale_log2() const { return scalars_.scale_log2; }
+  bool softcapped() const { return scalars_.softcap_scale != 0; }
+
+  // Products. An operand is packed once; `site` names the product.
+  void pack(const mma::MatrixView& view, mma::Side side, Operand& out) const {
+    engine_.pack(view, side, out);
+  }
+  void pack(const Word* data, std::ptrdiff_t row_stride, std::ptrdiff_t k_stride, int rows, int k,
+            mma::Side side, Operand& out) const {
+    engine_.pack(mma::whole(data, row_stride, k_stride, rows, k), side, out);
+  }
+  void multiply(Site /*site*/, const Operand& left, const Operand& right, mma::Start start, Value* c,
+                std::ptrdiff_t ldc) const {
+    engine_.multiply(left, right, start, c, ldc, rule_);
+  }
+
+  // Forward.
+  void softcap(Value* x, int n) const { row_.softcap(x, n, scalars_.softcap_scale); }
+  Value row_max(const Value* x, int n, Value start) const { return row_.row_max(x, n, start); }
+  Value scaled_max(Value m) const { return row_.ops.mul(m, scalars_.scale_log2); }
+  Value rescale_factor(Value previous, Value reference) const {
+    return row_.ops.ex2(row_.ops.mul(row_.ops.sub(previous, reference), scalars_.scale_log2));
+  }
+  void forward_exponentials(const Value* x, Value* p, int n, Value scaled_max) const {
+    row_.forward_exponentials(x, p, n, scalars_.scale_log2, scaled_max);
+  }
+  void add_to_row_sums(const Value* p, int n, bool first, Value alpha, Sums& sums) const {
+    row_.add_to_quad_sums(p, n, first, alpha, sums);
+  }
+  void cast_p(const Value* p, Word* words, int n) const { row_.cast(p, words, n); }
+  void rescale_output(Value* o, int n, Value alpha) const { row_.scale(o, n, alpha); }
+  Value total(const Sums& sums) const { return row_.total(sums); }
+  Value inverse(Value total) const { return row_.ops.rcp(total); }
+  Value log_sum_exp(Value m, Value total) const {
+    constexpr float kLn2 = arith::from_bits(0x3f317218U);
+    const float c_ln2 = row_.ops.mul(scalars_.scale_log2, kLn2);
+    const float log_total = row_.ops.lg2(total);
+    return order_.lse == profile::LseFusion::max_term ? row_.ops.fma(c_ln2, m, row_.ops.mul(log_total, kLn2))
+                                                      : row_.ops.fma(log_total, kLn2, row_.ops.mul(c_ln2, m));
+  }
+  void normalise(Value* o, int n, Value inverse) const { row_.scale(o, n, inverse); }
+  void cast_output(const Value* o, Word* words, int n) const { row_.cast(o, words, n); }
+
+  // Backward.
+  Value dpsum(const std::uint16_t* dout, const Word* out, const Value* /*out_uncast*/, int columns,
+              const profile::BackwardTiles& tiles) const {
+    return row_.dpsum(dout, out, columns, tiles.head_dim, tiles.dpsum_threads);
+  }
+  Value lse_log2(Value lse) const {
+    constexpr float kLog2E = arith::from_bits(0x3fb8aa3bU);
+    return row_.ops.mul(lse, kLog2E);
+  }
+  void softcap_with_derivative(Value* s, Value* h, int n) const {
+    row_.softcap_with_derivative(s, h, n, scalars_.softcap_scale);
+  }
+  void backward_exponentials(const Value* s, Value* p, int n, Value lse_log2) const {
+    row_.backward_exponentials(s, p, n, scalars_.scale_log2, lse_log2);
+  }
+  void score_gradient(const Value* p, const Value* dp, Value* ds, int n, Value dpsum) const {
+    row_.score_gradient(p, dp, ds, n, dpsum);
+  }
+  void apply_derivative(Value* ds, const Value* h, int n) const { row_.multiply(ds, h, ds, n); }
+  void cast_p_backward(const Value* p, Word* words, int n) const { row_.cast(p, words, n); }
+  void cast_ds(const Value* ds, Word* words, int n) const { row_.cast(ds, words, n); }
+  void reduce_dq(Value* memory, const Value* part, std::ptrdiff_t n, bool by_atomics) const {
+    row_.reduce_add(memory, part, n, by_atomics);
+  }
+  void reduce_dkv(Value* memory, const Value* part, std::ptrdiff_t n) const {
+    row_.reduce_add(memory, part, n, false);
+  }
+  void scale_dq(Value* x, int n) const { row_.scale(x, n, scalars_.softmax_scale); }
+  void scale_dk(Value* x, int n) const { row_.scale(x, n, scalars_.softmax_scale); }
+  /// The postprocess of grouped dK and dV multiplies by a run-time 1.0, which only flushes subnormals (5).
+  void postprocess_dkv(Value* x, int n) const { row_.scale(x, n, 1.0F); }
+  void cast_dq(const Value* x, Word* words, int n) const { row_.cast(x, words, n); }
+  void cast_dk(const Value* x, Word* words, int n) const { row_.cast(x, words, n); }
+  void cast_dv(const Value* x, Word* words, int n) const { row_.cast(x, words, n); }
+
+ private:
+  const mma::Engine& engine_;
+  arith::TensorCoreRule rule_;
+  profile::Forward order_;
+  profile::Scalars scalars_;
+  RowOps row_;
+};
+
+}  // namespace bitattn::kernels

@@ -1,0 +1,99 @@
+#pragma once
+// Numbers with rounding sites as switches: fp64 values, in which each site either rounds as the chip does or
+// not at all.
+//
+// An operation of a site that is run as the chip does gives the chip's own bits wherever its operands are
+// numbers the chip could hold; with others (because an earlier site is exact) it rounds the fp64 result to
+// fp32 with flush to zero. With no site exact, the schedules give every bit of ChipNumbers (a test shows it).
+
+#include <cstdint>
+#include <vector>
+
+#include "emu/kernels/attention.hpp"
+#include "emu/profile/flash3.hpp"
+#include "emu/profile/profile.hpp"
+
+namespace bitattn::kernels {
+
+class SiteNumbers {
+ public:
+  using Value = double;
+  using Word = double;  ///< after its cast; a BF16 number unless the cast's site is exact
+  struct Sums {
+    double lane[4] = {0, 0, 0, 0};
+  };
+  /// An operand as fp64 matrix, and packed for the tensor core where every element is a BF16 number.
+  struct Operand {
+    int rows = 0, k = 0;
+    std::vector<double> values;  ///< left: [rows][k]; right: [k][rows]
+    bool narrow = true;          ///< all elements are BF16 numbers
+    mma::PackedOperand packed;   ///< valid where narrow
+  };
+  using Site = profile::Site;
+
+  SiteNumbers(const profile::Profile& profile, const profile::Call& call, const Execution& execution);
+
+  float scale_log2() const { return scalars_.scale_log2; }
+  bool softcapped() const { return scalars_.softcap_scale != 0; }
+
+  void pack(const mma::MatrixView& view, mma::Side side, Operand& out) const;
+  /// The same for words of our own: element (r, k) is data[r * row_stride + k * k_stride].
+  void pack(const Word* data, std::ptrdiff_t row_stride, std::ptrdiff_t k_stride, int rows, int k,
+            mma::Side side, Operand& out) const;
+  void multiply(Site site, const Operand& left, const Operand& right, mma::Start start, Value* c,
+                std::ptrdiff_t ldc) const;
+
+  void softcap(Value* x, int n) const;
+  Value row_max(const Value* x, int n, Value start) const;
+  Value scaled_max(Value m) const;
+  Value rescale_factor(Value previous, Value reference) const;
+  void forward_exponentials(const Value* x, Value* p, int n, Value scaled_max) const;
+  void add_to_row_sums(const Value* p, int n, bool first, Value alpha, Sums& sums) const;
+  void cast_p(const Value* p, Word* words, int n) const;
+  void rescale_output(Value* o, int n, Value alpha) const;
+  Value total(const Sums& sums) const;
+  Value inverse(Value total) const;
+  Value log_sum_exp(Value m, Value total) const;
+  void normalise(Value* o, int n, Value inverse) const;
+  void cast_output(const Value* o, Word* words, int n) const;
+
+  Value dpsum(const std::uint16_t* dout, const Word* out, const Value* out_uncast, int columns,
+              const profile::BackwardTiles& tiles) const;
+  Value lse_log2(Value lse) const;
+  void softcap_with_derivative(Value* s, Value* h, int n) const;
+  void backward_exponentials(const Value* s, Value* p, int n, Value lse_log2) const;
+  void score_gradient(const Value* p, const Value* dp, Value* ds, int n, Value dpsum) const;
+  void apply_derivative(Value* ds, const Value* h, int n) const;
+  void cast_p_backward(const Value* p, Word* words, int n) const;
+  void cast_ds(const Value* ds, Word* words, int n) const;
+  void reduce_dq(Value* memory, const Value* part, std::ptrdiff_t n, bool by_atomics) const;
+  void reduce_dkv(Value* memory, const Value* part, std::ptrdiff_t n) const;
+  void scale_dq(Value* x, int n) const;
+  void scale_dk(Value* x, int n) const;
+  void postprocess_dkv(Value* x, int n) const;
+  void cast_dq(const Value* x, Word* words, int n) const;
+  void cast_dk(const Value* x, Word* words, int n) const;
+  void cast_dv(const Value* x, Word* words, int n) const;
+
+ private:
+  bool exact(Site site) const { return exact_.has(site); }
+  double add(Site site, double a, double b) const;
+  double mul(Site site, double a, double b) const;
+  double fma(Site site, double a, double b, double c) const;
+  double ex2(Site site, double x) const;
+  double tanh(Site site, double x) const;
+  void cast(Site site, const Value* x, Word* words, int n) const;
+  void scale(Site site, const Value* x, Value* out, int n, double factor) const;
+  void exponentials(Site argument, Site function, const Value* x, Value* p, int n, double reference) const;
+  void round_operand(mma::Side side, Operand& out) const;
+
+  const mma::Engine& engine_;
+  arith::TensorCoreRule rule_;
+  profile::SiteSet exact_;
+  profile::Scalars scalars_;
+  double exact_scale_;       ///< softmax_scale in fp64
+  double c_;                 ///< scale*log2(e) as in effect: fp64 where score_scale is exact
+  double softcap_scale_[2];  ///< forward, backward: scale/softcap as in effect
+};
+
+}  // namespace bitattn::kernels
