@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "backends/attention_inputs.hpp"
-#include "datasets/error.hpp"
+#include "backends/fa3_support.hpp"
 #include "emu/arith/bits.hpp"
 #include "emu/kernels/flash3_backward.hpp"
 #include "emu/kernels/flash3_forward.hpp"
@@ -20,30 +20,6 @@ float unwritten() {
   return arith::from_bits(0xffffffffU);
 }
 
-/// Refuses what FlashAttention-3 itself refuses or what its emulation does not cover.
-void check_supported(const Capture& capture) {
-  const Problem& problem = capture.problem;
-  const auto refuse = [&](const std::string& why) {
-    throw InputError(capture.name + ": fa3 cannot run this: " + why);
-  };
-  for (const std::size_t dim : {problem.head_dim, problem.head_dim_v}) {
-    if (dim == 0 || dim > 256 || dim % 8 != 0) {
-      refuse("head dim " + std::to_string(dim) + ", FlashAttention-3 takes multiples of 8 up to 256");
-    }
-  }
-  const bool masked = problem.causal || problem.window_left >= 0 || problem.window_right >= 0;
-  if (masked && problem.causal_alignment == CausalAlignment::top_left) {
-    for (std::size_t b = 0; b < problem.batch; ++b) {
-      const SequenceSpan span = problem.sequence(b);
-      if (span.q_length != span.k_length) {
-        refuse(
-            "causal_alignment top-left with different lengths, FlashAttention-3 aligns to the bottom right");
-      }
-    }
-  }
-  if (problem.integer("num_splits", 1) > 1) refuse("num_splits above 1 is not emulated");
-}
-
 class EmulatorBackend final : public Backend {
  public:
   explicit EmulatorBackend(profile::Profile profile) : profile_(std::move(profile)) {}
@@ -51,7 +27,7 @@ class EmulatorBackend final : public Backend {
   std::string name() const override { return profile_.name; }
 
   Result run(const Capture& capture, const RunOptions& options) const override {
-    check_supported(capture);
+    check_fa3_supports(capture);
     const Problem& problem = capture.problem;
     const bool with_backward = !options.forward_only && !problem.dout.empty();
     ProblemViews views;

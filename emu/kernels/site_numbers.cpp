@@ -346,9 +346,15 @@ SiteNumbers::Value SiteNumbers::lse_log2(Value lse) const {
 
 void SiteNumbers::softcap_with_derivative(Value* s, Value* h, int n) const {
   for (int j = 0; j < n; ++j) {
-    const double t = tanh(Site::softcap_backward, mul(Site::softcap_backward, s[j], softcap_scale_[1]));
+    const double x = mul(Site::softcap_backward, s[j], softcap_scale_[1]);
+    const double t = tanh(Site::softcap_backward, x);
     s[j] = t;
-    h[j] = fma(Site::softcap_backward, -t, t, 1.0);
+    if (exact(Site::softcap_backward)) {
+      const double cosh = std::cosh(x);  // 1 - t*t would be all cancellation where the cap is reached
+      h[j] = 1.0 / (cosh * cosh);
+    } else {
+      h[j] = fma(Site::softcap_backward, -t, t, 1.0);
+    }
   }
 }
 
