@@ -15,7 +15,7 @@ double normal_from_word(std::uint64_t word);
 /// (m + 1/2) / 2^32, m the word's 32 bits below the top one: above 0, below 1, exact.
 double uniform_from_word(std::uint64_t word);
 
-/// Natural logarithm of a normal, positive x; error below 2 ulp.
+/// Natural logarithm of a normal, positive x; error below 3 ulp.
 double log_of(double x);
 
 /// 2^x for -1000 < x < 1000; x is cut to 32 bits after the binary point first, the rest is good to 1e-14.
