@@ -5,12 +5,13 @@
 //   whole/<engine>/<shape>      the left operand (a fresh tile of P or dS) packed each time, as a schedule
 //   does pack/<engine>/<how>         one 128 x 128 operand
 //
-// "products/s" is per second of one thread's time; "x_scalar" is against the scalar engine of the same shape.
+// "products/s" is per second of one thread's processor time, so that a busy machine does not change it;
+// "x_scalar" is against the scalar engine on the same shape.
 
 #include <benchmark/benchmark.h>
 
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <map>
 #include <memory>
 #include <random>
@@ -85,12 +86,12 @@ double scalar_rate(const Shape& shape) {
   const auto packed_left = engine.packed(view(left, shape.left_transposed), Side::left);
   const auto packed_right = engine.packed(view(right, shape.right_transposed), Side::right);
   std::vector<float> c(std::size_t{kTile} * kTile);
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();
   int n = 0;
   double seconds = 0;
   for (; seconds < 0.1; ++n) {
     engine.multiply(packed_left, packed_right, shape.start, c.data(), kTile, arith::kHopperWide);
-    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   }
   return known[shape.name] = n * kProducts / seconds;
 }
@@ -136,8 +137,7 @@ void register_all() {
             ((whole ? "whole/" : "multiply/") + name + "/" + shape.name).c_str(),
             [engine, &shape, whole](benchmark::State& state) { multiply(state, *engine, shape, whole); })
             ->Threads(1)
-            ->Threads(2)
-            ->UseRealTime();
+            ->Threads(2);
       }
     }
     for (const Side side : {Side::left, Side::right}) {

@@ -61,7 +61,7 @@ struct Layout {
             (side == Side::right ? static_cast<std::size_t>(lines) * static_cast<std::size_t>(width) : 0U);
   }
 
-  static std::size_t step_words(Side side, int width) {
+  static constexpr std::size_t step_words(Side side, int width) {
     return side == Side::left ? kLeftStep
                               : static_cast<std::size_t>(kStep) * static_cast<std::size_t>(width) * 5 / 4;
   }

@@ -69,10 +69,17 @@ HWY_INLINE VF scaled(VF v, VI scale) {
   }
 }
 
-/// Rows [0, R) by the first V vectors of a panel, one chunk of steps. `left` by rows, `left_live` and
-/// `right_live`: is the step's operand anything but zeros? `c`: R x V vectors, in and out. Returns the
-/// smallest M (in the exponent field) of any step that was computed, lane by lane. The rounding mode is
-/// toward zero.
+/// Largest biased product exponent of one step so far, for all columns of a panel (a byte each): the k-th
+/// product.
+HWY_INLINE VB with_product(VB m, std::uint32_t left_exponent, const std::uint8_t* right_exponents) {
+  const U8 db;
+  const VB left = hn::BitCast(db, hn::Set(U32(), left_exponent));
+  return hn::Max(m, hn::SaturatedSub(left, hn::Load(db, right_exponents)));
+}
+
+/// Rows [0, R) by the first V vectors of a panel, one chunk of steps. `left` by rows; `left_live` and
+/// `right_live`: is the step's operand anything but zeros? `c`: in and out. Returns, lane by lane, the
+/// smallest M (in the exponent field) of any step that was computed. The rounding mode is toward zero.
 template <int R, int V, bool by_add>
 HWY_INLINE VI fast_steps(const std::uint32_t* const* left, const std::uint32_t* const* left_live,
                          const std::uint32_t* right, const std::uint32_t* right_live, int steps,
@@ -84,38 +91,56 @@ HWY_INLINE VI fast_steps(const std::uint32_t* const* left, const std::uint32_t* 
   constexpr int kOne = by_add ? 0 : 127;
   const VI scale_base = hn::Set(di, (127 + 25 + kOne) << 23);  // minus M's field: 2^(25-M)
   const VI unscale_base = hn::Set(di, (127 + kOne) << 23);     // minus scale: 2^(M-25)
+  const VB clamp = hn::Set(db, static_cast<std::uint8_t>(kSmallestM));
+  constexpr std::size_t kStepWords = Layout::step_words(Side::right, kWidth);
+  constexpr int kValues = kStep * kWidth;
   VI smallest_m = hn::Set(di, 0x7f800000);
-  for (int s = 0; s < steps; ++s, right += Layout::step_words(Side::right, kWidth)) {
-    // A step without products leaves c as it is (M = e_c, nothing is cut, and 24 bits fit the result); -0
-    // became +0 at the start of the chunk.
-    if (right_live[s] == 0U || (left_live[0][s] | left_live[R - 1][s]) == 0U) continue;
-    const float* const values = reinterpret_cast<const float*>(right);
-    const std::uint8_t* const exponents = reinterpret_cast<const std::uint8_t*>(right + kStep * kWidth);
+
+  // A step without products leaves c as it is (M = e_c, nothing is cut, and 24 bits fit the result); -0
+  // became +0 at the start of the chunk. The other steps, and once more the last one.
+  int live[kChunkSteps + 1];
+  int count = 0;
+  for (int s = 0; s < steps; ++s) {
+    if (right_live[s] != 0U && (left_live[0][s] | left_live[R - 1][s]) != 0U) live[count++] = s;
+  }
+  if (count == 0) return smallest_m;
+  live[count] = live[count - 1];
+
+  VB m_bytes[R];
+  for (int r = 0; r < R; ++r) {
+    m_bytes[r] = clamp;
+    const std::uint32_t* const words = left[r] + static_cast<std::ptrdiff_t>(live[0]) * kLeftStep + kStep;
+    const auto* const exponents = reinterpret_cast<const std::uint8_t*>(
+        right + static_cast<std::size_t>(live[0]) * kStepWords + kValues);
+    for (int k = 0; k < kStep; ++k) m_bytes[r] = with_product(m_bytes[r], words[k], exponents + k * kWidth);
+  }
+  for (int i = 0; i < count; ++i) {
+    const float* const values =
+        reinterpret_cast<const float*>(right + static_cast<std::size_t>(live[i]) * kStepWords);
+    const auto* const next_exponents = reinterpret_cast<const std::uint8_t*>(
+        right + static_cast<std::size_t>(live[i + 1]) * kStepWords + kValues);
     const float* a[R];
-    VU m_bytes[R];
-    for (int r = 0; r < R; ++r) {
-      const std::uint32_t* const words = left[r] + static_cast<std::ptrdiff_t>(s) * kLeftStep;
-      a[r] = reinterpret_cast<const float*>(words);
-      VB m = hn::Set(db, static_cast<std::uint8_t>(kSmallestM));
-      HWY_UNROLL(16)
-      for (int k = 0; k < kStep; ++k) {
-        const VB left_byte = hn::BitCast(db, hn::Set(U32(), words[kStep + k]));
-        m = hn::Max(m, hn::SaturatedSub(left_byte, hn::Load(db, exponents + k * kWidth)));
-      }
-      m_bytes[r] = hn::BitCast(U32(), m);
-    }
+    const std::uint32_t* next_left[R];
     VI scale[R][V];
     VI sum[R][V];
     for (int r = 0; r < R; ++r) {
+      a[r] = reinterpret_cast<const float*>(left[r] + static_cast<std::ptrdiff_t>(live[i]) * kLeftStep);
+      next_left[r] = left[r] + static_cast<std::ptrdiff_t>(live[i + 1]) * kLeftStep + kStep;
       for (int j = 0; j < V; ++j) {
-        const VI m = hn::Max(exponent_field(m_bytes[r], j), hn::And(hn::BitCast(di, c[r][j]), field_mask));
+        const VI m = hn::Max(exponent_field(hn::BitCast(U32(), m_bytes[r]), j),
+                             hn::And(hn::BitCast(di, c[r][j]), field_mask));
         smallest_m = hn::Min(smallest_m, m);
         scale[r][j] = hn::Sub(scale_base, m);
         sum[r][j] = truncate(scaled<by_add>(c[r][j], scale[r][j]));
       }
+      m_bytes[r] = clamp;
     }
+    // The products of this step, and the exponents of the next: they wait for nothing, and fill what the
+    // chain from a step's sum to the next step's scale leaves idle.
     HWY_UNROLL(2)
     for (int k = 0; k < kStep; ++k) {
+      for (int r = 0; r < R; ++r)
+        m_bytes[r] = with_product(m_bytes[r], next_left[r][k], next_exponents + k * kWidth);
       for (int j = 0; j < V; ++j) {
         const VF b = hn::Load(df, values + k * kWidth + j * kLanes);
         for (int r = 0; r < R; ++r) {
