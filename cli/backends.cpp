@@ -1,0 +1,32 @@
+// bitattn backends: the ways of computing attention, a line each.
+
+#include "backends/backend.hpp"
+#include "cli/command.hpp"
+#include "cli/output.hpp"
+#include "cli/table.hpp"
+
+namespace bitattn::cli {
+
+void add_backends(CLI::App& app, CommonOptions& common, Action& action) {
+  CLI::App* command = app.add_subcommand("backends", "Lists the backends: every way of computing attention");
+  add_common_options(*command, common);
+  command->callback([&common, &action] {
+    action = [&common] {
+      if (common.json) {
+        Json list = Json::array();
+        for (const BackendInfo& info : backends()) {
+          list.push_back({{"name", info.name}, {"description", info.description}});
+        }
+        print_json({{"backends", list}});
+        return kHolds;
+      }
+      Table table;
+      table.column("", true).column("", true);
+      for (const BackendInfo& info : backends()) table.row({info.name, info.description});
+      print(table.text(0));
+      return kHolds;
+    };
+  });
+}
+
+}  // namespace bitattn::cli

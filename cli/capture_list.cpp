@@ -1,0 +1,78 @@
+#include "cli/capture_list.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "cli/output.hpp"
+#include "datasets/error.hpp"
+#include "datasets/interrupt.hpp"
+
+namespace bitattn::cli {
+
+namespace fs = std::filesystem;
+
+std::vector<std::string> expand_folders(const std::vector<std::string>& arguments) {
+  std::vector<std::string> names;
+  for (const std::string& argument : arguments) {
+    std::error_code error;
+    if (!fs::is_directory(argument, error)) {
+      names.push_back(argument);
+      continue;
+    }
+    std::vector<std::string> found;
+    auto it =
+        fs::recursive_directory_iterator(argument, fs::directory_options::skip_permission_denied, error);
+    for (const auto end = fs::recursive_directory_iterator(); !error && it != end; it.increment(error)) {
+      const std::string extension = it->path().extension().string();
+      std::error_code ignored;
+      if ((extension == ".h5" || extension == ".hdf5") && it->is_regular_file(ignored)) {
+        found.push_back(it->path().string());
+      }
+    }
+    if (error) throw InputError(argument + ": the folder cannot be read: " + error.message());
+    if (found.empty()) throw InputError(argument + ": the folder holds no HDF5 files (*.h5, *.hdf5)");
+    std::sort(found.begin(), found.end());
+    names.insert(names.end(), found.begin(), found.end());
+  }
+  return names;
+}
+
+void check_output(const std::string& output, const std::vector<std::string>& inputs) {
+  const std::string file = parse_capture_name(output).file;
+  std::error_code error;
+  if (fs::is_directory(file, error)) throw InputError(file + ": is a folder, expected a file to write to");
+  for (const std::string& input : inputs) {
+    const std::string path = parse_capture_name(input).file;
+    if (fs::exists(file, error) && fs::equivalent(file, path, error)) {
+      throw InputError(file + ": the output would replace the input");
+    }
+  }
+}
+
+std::string output_group(const std::string& name, bool several_files) {
+  const CaptureName parsed = parse_capture_name(name);
+  if (!several_files) return parsed.group.empty() ? "/" : parsed.group;
+  std::string group = "/" + fs::path(parsed.file).stem().string();
+  if (!parsed.group.empty() && parsed.group != "/") group += parsed.group;
+  return group;
+}
+
+std::size_t for_each_capture(const std::vector<std::string>& arguments, bool go_on,
+                             const std::function<void(const Capture&)>& work) {
+  std::size_t failed = 0;
+  for (const std::string& argument : arguments) {
+    try {
+      for (const std::string& name : list_captures(argument)) {
+        throw_if_interrupted();
+        work(read_capture(name));
+      }
+    } catch (const InputError& error) {
+      if (!go_on || arguments.size() == 1) throw;
+      warn(error.what());
+      ++failed;
+    }
+  }
+  return failed;
+}
+
+}  // namespace bitattn::cli

@@ -1,0 +1,29 @@
+#pragma once
+// From arguments to captures: files, FILE.h5:/group, folders; and output files that must not be an input.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "datasets/capture_file.hpp"
+
+namespace bitattn::cli {
+
+/// The arguments with every folder replaced by the HDF5 files in it and below (*.h5, *.hdf5), sorted. Throws
+/// InputError for a folder without any.
+std::vector<std::string> expand_folders(const std::vector<std::string>& arguments);
+
+/// Throws InputError if the output file is one of these inputs.
+void check_output(const std::string& output, const std::vector<std::string>& inputs);
+
+/// The group a capture of `name` gets in an output file: its own group, below the file's stem where the
+/// output gathers several files.
+std::string output_group(const std::string& name, bool several_files);
+
+/// Reads every capture of the arguments, one after the other, and calls `work`. With several files and
+/// `go_on`, a file that cannot be used is reported on standard error and the others are worked through.
+/// Returns how many files failed.
+std::size_t for_each_capture(const std::vector<std::string>& arguments, bool go_on,
+                             const std::function<void(const Capture&)>& work);
+
+}  // namespace bitattn::cli

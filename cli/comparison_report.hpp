@@ -1,0 +1,17 @@
+#pragma once
+// A comparison of two results as a table, a line, or JSON.
+
+#include <string>
+
+#include "audit/compare.hpp"
+#include "cli/output.hpp"
+
+namespace bitattn::cli {
+
+/// The tensors, a line each, and the first and worst places where bits differ.
+std::string comparison_table(const audit::Comparison& comparison, Layout layout);
+/// "equal: 8 tensors, 86,464 elements" or "12 of 86,464 elements differ (dq 12)".
+std::string comparison_verdict(const audit::Comparison& comparison);
+Json comparison_json(const audit::Comparison& comparison);
+
+}  // namespace bitattn::cli

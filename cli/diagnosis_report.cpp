@@ -1,0 +1,364 @@
+#include "cli/diagnosis_report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/capture_header.hpp"
+#include "cli/comparison_report.hpp"
+#include "cli/output.hpp"
+#include "cli/table.hpp"
+
+namespace bitattn::cli {
+
+namespace {
+
+using audit::Diagnosis;
+using audit::RowSummary;
+
+/// Two digits, always in the form of the tables in docs/spec/measured-facts.md.
+std::string figure(double x) {
+  if (std::isnan(x)) return "-";
+  return x == 0 ? "0" : fmt::format("{:.1e}", x);
+}
+
+std::string place_text(const Problem& problem, std::size_t index) {
+  audit::TileSizes none;
+  return audit::place_of(problem, problem.row_shape(), audit::Axes::query_rows, true, none, index)
+      .text(problem.layout);
+}
+
+/// The largest of the four parts of the row sum, in words.
+std::string largest_cause(const RowSummary& s) {
+  struct Part {
+    double rms;
+    const char* text;
+  };
+  const Part parts[] = {
+      {s.g_minus_d.rms, "D is made of an O rounded to BF16 and so misses sum_j P'dP (G - D)"},
+      {s.d_p_excess.rms, "sum_j P' misses 1: row-max residue and rounding of LSE (D(sum P' - 1))"},
+      {s.eta.rms, "fp32 rounding of dP - D and its product with P (eta)"},
+      {s.beta.rms, "the cast of dS to BF16 (beta)"}};
+  const Part* largest = std::max_element(std::begin(parts), std::end(parts),
+                                         [](const Part& a, const Part& b) { return a.rms < b.rms; });
+  return largest->text;
+}
+
+double dq_error(const Diagnosis& d) {
+  return d.errors.empty() ? std::nan("") : d.errors[1].whole.before_cast.relative();
+}
+
+std::string verdict_text(const Capture& capture, const Diagnosis& d) {
+  std::string text = "VERDICT\n";
+  if (d.against_recorded) {
+    const audit::Comparison& c = *d.against_recorded;
+    const std::string kernel = capture.problem.text("kernel");
+    text += wrapped(fmt::format("{} emulated against recorded: {}.", d.backend, comparison_verdict(c)));
+    if (!c.equal()) {
+      text += comparison_table(c, capture.problem.layout);
+      if (kernel.rfind("flash-attention-3", 0) != 0) {
+        text += wrapped("The capture's kernel is '" + one_line(kernel) + "', which " + d.backend +
+                        " does not emulate: the figures below are those of " + d.backend +
+                        " on the same inputs.");
+      } else {
+        text += wrapped(
+            "The recorded bits are not those of the emulated kernel, so the figures below are the emulated "
+            "kernel's.");
+      }
+    }
+  } else {
+    text += wrapped("Nothing was recorded: the figures are those of the emulated kernel " + d.backend +
+                    " on these inputs.");
+  }
+  if (!d.with_backward) {
+    text += wrapped("Forward only (no dout): no score gradients to look at.");
+    return text;
+  }
+  if (d.whole.residue.rows == 0) return text + wrapped("No row sees a key: there is nothing to find.");
+  const double error = dq_error(d);
+  std::string share = fmt::format("The score-gradient sums put {} of |dQ| into dQ", percent(d.whole.leak));
+  if (d.with_truth && std::isfinite(error)) {
+    share += fmt::format("; before its last cast dQ is off by {} in all", percent(error));
+  }
+  text += wrapped(share + fmt::format(" (condition {}).", brief_number(d.whole.condition)));
+  text += wrapped("Largest cause: " + largest_cause(d.whole) + ".");
+  return text;
+}
+
+std::string row_max_text(const Capture& capture, const Diagnosis& d) {
+  const RowSummary& s = d.whole;
+  std::string text =
+      "\nROW MAX   softmax exponent of a row's largest score, fma(m, c, -rn(m*c)); 0 in exact arithmetic\n";
+  Table table;
+  table.column("", true).column("", true);
+  table.row(
+      {"rows with a residue", fmt::format("{} of {}", grouped(s.residue.nonzero), grouped(s.residue.rows))});
+  if (s.residue.rows > 0) {
+    table.row({"largest residue", fmt::format("{} at {}", figure(s.residue.largest),
+                                              place_text(capture.problem, s.residue.largest_at))});
+    table.row({"over all key blocks", figure(s.largest_block_residue)});
+    table.row({"largest |m*c|", fmt::format("{:.3g}", s.largest_scaled_max)});
+  }
+  table.row({"rows with tied maxima", fmt::format("{} (up to {} equal)", grouped(s.tied_rows), s.most_ties)});
+  if (d.with_backward) table.row({"sum_j P' - 1, RMS", figure(s.p_sum_excess.rms)});
+  return text + table.text();
+}
+
+std::string drift_text(const Capture& capture, const Diagnosis& d) {
+  const RowSummary& s = d.whole;
+  const bool softcap = capture.problem.softcap > 0;
+  std::string text = fmt::format(
+      "\nSCORE-GRADIENT SUM   sum_j dS over a row's visible keys; 0 in exact arithmetic; RMS over {}\n",
+      counted(s.before_cast.rows, "row"));
+  if (softcap) {
+    text += wrapped(
+        "With a softcap the law holds before the multiply by 1 - tanh^2 only: the sum is taken there, and "
+        "none after the cast.");
+  }
+  Table table;
+  table.column("", true).column("").column("", true);
+  table.row({"before the cast", figure(s.before_cast.rms),
+             s.before_cast.rows > 0 ? "largest " + figure(s.before_cast.largest) + " at " +
+                                          place_text(capture.problem, s.before_cast.largest_at)
+                                    : ""});
+  if (!softcap) {
+    table.row({"after the cast to BF16", figure(s.after_cast.rms),
+               s.after_cast.rows > 0 ? "largest " + figure(s.after_cast.largest) + " at " +
+                                           place_text(capture.problem, s.after_cast.largest_at)
+                                     : ""});
+  }
+  table.row({"  = G - D", figure(s.g_minus_d.rms), "D has O rounded to BF16"});
+  table.row({"  - D(sum P' - 1)", figure(s.d_p_excess.rms), "row-max residue, rounding of LSE"});
+  table.row({"  + eta", figure(s.eta.rms), "fp32 rounding of dP - D and of P(dP - D)"});
+  if (!softcap) table.row({"  + beta", figure(s.beta.rms), "cast of dS to BF16"});
+  text += table.text();
+  if (s.before_cast.not_finite > 0) {
+    text += wrapped(
+        fmt::format("{} hold NaN or infinities and are left out.", counted(s.before_cast.not_finite, "row")));
+  }
+  return text;
+}
+
+std::string leak_text(const Diagnosis& d) {
+  const RowSummary& s = d.whole;
+  std::string text = fmt::format("\nLEAK INTO dQ   |softmax_scale * sum * key| over |dQ| ({})\n",
+                                 d.with_truth ? "of the truth" : "emulated, no reference asked for");
+  Table table;
+  table.column("", true).column("").column("", true);
+  table.row({"key averaged with P'", figure(s.leak), ""});
+  table.row({"plain mean key", figure(s.leak_mean_key), "under-reports where P' is uneven"});
+  table.row(
+      {"condition", figure(s.condition), "|softmax_scale * |dS| * |K|| over |dQ|: how much cancels in dQ"});
+  text += table.text();
+  if (!d.chosen.empty())
+    text += wrapped(fmt::format("Over the {} that were asked for.", counted(s.leak_rows, "row")));
+  return text;
+}
+
+std::string errors_text(const Diagnosis& d) {
+  if (d.errors.empty()) return "";
+  std::string text = fmt::format("\nERRORS   |x - truth| / |truth|, Frobenius, against {}\n", d.reference);
+  Table table;
+  table.column("", true).column("before the last cast").column("as stored").column("", true);
+  for (const audit::TensorErrors& errors : d.errors) {
+    const audit::ErrorPair& e = errors.whole;
+    if (e.stored.elements == 0) continue;
+    table.row({errors.tensor, figure(e.before_cast.relative()), figure(e.stored.relative()),
+               e.stored.not_finite > 0 ? grouped(e.stored.not_finite) + " not finite, left out" : ""});
+  }
+  text += table.text();
+  return text + fmt::format("  lse at most {} off\n", figure(d.largest_lse_error));
+}
+
+std::string heads_text(const Diagnosis& d) {
+  if (d.by_head.size() < 2 || !d.with_backward) return "";
+  // Worst heads first; of very many, the worst 32.
+  std::vector<std::size_t> order(d.by_head.size());
+  for (std::size_t h = 0; h < order.size(); ++h) order[h] = h;
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const double x = d.by_head[a].leak;
+    const double y = d.by_head[b].leak;
+    return std::isnan(y) ? !std::isnan(x) : x > y;
+  });
+  constexpr std::size_t kMost = 32;
+  std::string text = "\nBY HEAD   worst first\n";
+  Table table;
+  table.column("head").column("rows").column("residue").column("tied").column("sum P'-1").column("before");
+  table.column("after").column("G - D").column("beta").column("leak").column("cond");
+  if (d.with_truth) table.column("dQ error");
+  for (std::size_t n = 0; n < std::min(kMost, order.size()); ++n) {
+    const RowSummary& s = d.by_head[order[n]];
+    std::vector<std::string> cells{std::to_string(order[n]),
+                                   grouped(s.residue.rows),
+                                   figure(s.residue.largest),
+                                   grouped(s.tied_rows),
+                                   figure(s.p_sum_excess.rms),
+                                   figure(s.before_cast.rms),
+                                   figure(s.after_cast.rows > 0 ? s.after_cast.rms : std::nan("")),
+                                   figure(s.g_minus_d.rms),
+                                   figure(s.beta.rows > 0 ? s.beta.rms : std::nan("")),
+                                   figure(s.leak),
+                                   brief_number(s.condition)};
+    if (d.with_truth) cells.push_back(figure(s.dq_error));
+    table.row(cells);
+  }
+  text += table.text();
+  if (order.size() > kMost) text += fmt::format("  and {} more\n", order.size() - kMost);
+  return text;
+}
+
+std::string rows_text(const Capture& capture, const Diagnosis& d, std::size_t worst) {
+  if (!d.with_backward) return "";
+  const std::vector<audit::RowId> rows =
+      d.chosen.empty() ? audit::worst_rows(capture.problem, d.drift(capture.problem), worst) : d.chosen;
+  if (rows.empty()) return "";
+  std::string text = d.chosen.empty() ? "\nWORST ROWS   by score-gradient sum\n" : "\nROWS   as asked for\n";
+  Table table;
+  table.column(capture.problem.layout == Layout::thd ? "seq" : "b")
+      .column("h")
+      .column("i")
+      .column("m*c")
+      .column("residue");
+  table.column("ties").column("sum P'-1").column("before").column("after").column("leak/|dQ|").column("cond");
+  if (d.with_truth) table.column("dQ error");
+  const audit::RowFindings& f = d.rows;
+  constexpr std::size_t kMost = 200;
+  for (std::size_t n = 0; n < std::min(kMost, rows.size()); ++n) {
+    const audit::RowId& row = rows[n];
+    const std::size_t i = row.index;
+    const double dq = d.dq_norm.data[i];
+    const auto share = [dq](double x) { return dq > 0 ? x / dq : std::nan(""); };
+    std::vector<std::string> cells{
+        std::to_string(row.sequence),
+        std::to_string(row.head),
+        std::to_string(row.row),
+        fmt::format("{:.4g}", static_cast<double>(f.row_max.data[i]) * static_cast<double>(f.scale_log2)),
+        figure(static_cast<double>(f.row_max_residue.data[i])),
+        std::to_string(f.tied_maxima.data[i]),
+        figure(f.p_sum_excess.data[i]),
+        figure(f.before_cast.data[i]),
+        figure(f.after_cast.data[i]),
+        figure(share(f.leak.data[i])),
+        brief_number(share(f.uncancelled.data[i]))};
+    if (d.with_truth) cells.push_back(figure(share(d.dq_error_norm.data[i])));
+    table.row(cells);
+  }
+  text += table.text();
+  if (rows.size() > kMost) text += fmt::format("  and {} more\n", rows.size() - kMost);
+  return text;
+}
+
+std::string specials_report(const Capture& capture, const Diagnosis& d) {
+  if (d.inputs.specials.empty() && d.specials.empty()) return "";
+  std::string text = "\nNaN AND INFINITIES   where they enter, and how far they spread\n";
+  std::vector<audit::SpecialValues> all = d.inputs.specials;
+  all.insert(all.end(), d.specials.begin(), d.specials.end());
+  return text + specials_text(all, capture.problem.layout);
+}
+
+/// What the figures say, in sentences; thresholds against the casts' own 2e-3 (docs/spec/measured-facts.md).
+std::string meaning_text(const Capture& capture, const Diagnosis& d) {
+  if (!d.with_backward || d.whole.residue.rows == 0) return "";
+  const RowSummary& s = d.whole;
+  constexpr double kCasts = 2e-3;
+  std::string text = "\nWHAT IT MEANS\n";
+  const double sum = capture.problem.softcap > 0 ? s.before_cast.rms : s.after_cast.rms;
+  if (sum > 0) {
+    text += wrapped(fmt::format(
+        "The residue reaches the sums only through D(sum P' - 1), {} of them{}.",
+        percent(s.d_p_excess.rms / sum),
+        s.tied_rows > 0
+            ? fmt::format("; in {} with tied maxima it also decides which way the halves in O are rounded",
+                          counted(s.tied_rows, "row"))
+            : ""));
+  }
+  const double error = dq_error(d);
+  if (!std::isfinite(s.leak)) {
+    text += wrapped("dQ is zero or not finite, so a leak has nothing to be measured against.");
+  } else if (s.leak <= kCasts) {
+    text +=
+        wrapped("The leak is within what the BF16 casts cost anyway (about 2e-3 of dQ): nothing to do here.");
+  } else {
+    text +=
+        wrapped(fmt::format("The leak is {} times what the BF16 casts cost anyway (about 2e-3 of dQ){}.",
+                            brief_number(s.leak / kCasts),
+                            d.with_truth && error > 0 ? fmt::format(", and {} of the whole error of dQ",
+                                                                    percent(std::min(1.0, s.leak / error)))
+                                                      : ""));
+    if (s.leak_mean_key > 0.5 * s.leak) {
+      text += wrapped(
+          "The keys share a direction, and the leak lies along it: centring the keys over the sequence "
+          "before "
+          "attention (the same function) removes most of it without touching the kernel.");
+    } else {
+      text += wrapped(
+          "The leak lies along the keys that P' favours, not along the mean key: subtracting a mean would "
+          "not help; "
+          "D from the unrounded O, or taking the sum out in proportion to P', does.");
+    }
+  }
+  if (s.condition > 100) {
+    text += wrapped(fmt::format(
+        "The true dQ is a near-total cancellation (condition {}): read its relative error beside that.",
+        brief_number(s.condition)));
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::size_t worst) {
+  std::string text = capture_header(capture, d.inputs) + "\n" + verdict_text(capture, d);
+  for (const std::string& note : d.notes) text += wrapped(note + ".");
+  text += specials_report(capture, d);
+  text += row_max_text(capture, d);
+  if (d.with_backward) text += drift_text(capture, d) + leak_text(d);
+  text += errors_text(d);
+  text += heads_text(d);
+  text += rows_text(capture, d, worst);
+  text += meaning_text(capture, d);
+  return text;
+}
+
+DiagnosisLine diagnosis_line(const Capture& capture, const Diagnosis& d) {
+  DiagnosisLine line;
+  line.capture = capture.name;
+  line.recorded = !d.against_recorded           ? "-"
+                  : d.against_recorded->equal() ? "equal"
+                                                : grouped(d.against_recorded->differing()) + " differ";
+  line.rows = d.whole.residue.rows;
+  line.largest_residue = d.whole.residue.largest;
+  line.drift = capture.problem.softcap > 0 ? d.whole.before_cast.rms : d.whole.after_cast.rms;
+  line.leak = d.with_backward ? d.whole.leak : std::nan("");
+  line.condition = d.whole.condition;
+  line.dq_error = dq_error(d);
+  return line;
+}
+
+std::string diagnosis_overview(std::vector<DiagnosisLine> lines) {
+  std::stable_sort(lines.begin(), lines.end(), [](const DiagnosisLine& a, const DiagnosisLine& b) {
+    return std::isnan(b.leak) ? !std::isnan(a.leak) : a.leak > b.leak;
+  });
+  Table table;
+  table.column("capture", true)
+      .column("rows")
+      .column("bits")
+      .column("residue")
+      .column("sum")
+      .column("leak/|dQ|");
+  table.column("cond").column("dQ error");
+  for (const DiagnosisLine& line : lines) {
+    table.row({shortened(line.capture, 42), grouped(line.rows), line.recorded, figure(line.largest_residue),
+               figure(line.drift), figure(line.leak), brief_number(line.condition), figure(line.dq_error)});
+  }
+  return table.text(0) +
+         "\nWorst leak first. bits: emulated against recorded. residue: largest exponent of a row's largest "
+         "score (should be\n"
+         "0). sum: score-gradient sum, RMS over rows (should be 0). leak: what the sums put into dQ. cond: "
+         "how much cancels in\n"
+         "dQ. A leak above about 2e-3 is more than the BF16 casts cost anyway; bitattn diagnose on one "
+         "capture says more.\n";
+}
+
+}  // namespace bitattn::cli

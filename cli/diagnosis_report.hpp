@@ -1,0 +1,24 @@
+#pragma once
+// A diagnosis for a person: verdict first, then where the rows go wrong, worst first, then what it means.
+
+#include <string>
+#include <vector>
+
+#include "audit/diagnose.hpp"
+
+namespace bitattn::cli {
+
+/// The whole report of one capture. `worst`: rows in the last table where none were asked for.
+std::string diagnosis_report(const Capture& capture, const audit::Diagnosis& diagnosis, std::size_t worst);
+
+/// One line of a report over many captures.
+struct DiagnosisLine {
+  std::string capture, recorded;
+  double largest_residue = 0, drift = 0, leak = 0, dq_error = 0, condition = 0;
+  std::size_t rows = 0;
+};
+DiagnosisLine diagnosis_line(const Capture& capture, const audit::Diagnosis& diagnosis);
+/// Worst (largest leak) first.
+std::string diagnosis_overview(std::vector<DiagnosisLine> lines);
+
+}  // namespace bitattn::cli

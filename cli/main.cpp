@@ -1,0 +1,105 @@
+// bitattn: what a BF16 attention kernel computes, to the last bit, and where its rounding goes wrong.
+
+#include <tbb/global_control.h>
+
+#include <charconv>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "cli/command.hpp"
+#include "cli/output.hpp"
+#include "datasets/error.hpp"
+#include "datasets/interrupt.hpp"
+
+namespace bitattn::cli {
+
+void add_common_options(CLI::App& command, CommonOptions& common) {
+  command.add_flag("--json", common.json, "One JSON object on standard output instead of the tables");
+  command.add_flag("--quiet", common.quiet, "No progress and no remarks on standard error");
+  command.add_option("--threads", common.threads, "Threads to use (default: all cores); changes no bit")
+      ->check(CLI::Range(1, 4096));
+}
+
+std::pair<long long, long long> parse_pair(const std::string& option, const std::string& text,
+                                           long long least) {
+  const auto parse = [&](const std::string& part) {
+    long long value = 0;
+    const char* end = part.data() + part.size();
+    const auto [stop, error] = std::from_chars(part.data(), end, value);
+    if (error != std::errc{} || stop != end || value < least || value > 2147483647) {
+      throw InputError(option + " " + text + ": '" + part + "' is no whole number from " +
+                       std::to_string(least) + " on");
+    }
+    return value;
+  };
+  const std::size_t colon = text.find(':');
+  if (colon == std::string::npos) return {parse(text), parse(text)};
+  return {parse(text.substr(0, colon)), parse(text.substr(colon + 1))};
+}
+
+namespace {
+
+int run(int argc, char** argv) {
+  CLI::App app("What a BF16 attention kernel computes, to the last bit, and where its rounding goes wrong",
+               "bitattn");
+  app.set_version_flag("--version", std::string("bitattn ") + BITATTN_VERSION);
+  app.require_subcommand(1);
+  app.footer(
+      "A capture is named FILE.h5 or FILE.h5:/group/inside; a file with many captures is worked through.\n"
+      "Exit codes: 0 done, and what was asked holds; 1 done, and it does not hold; 2 bad usage or bad "
+      "input.");
+  CommonOptions common;
+  Action action;
+  add_info(app, common, action);
+  add_generate(app, common, action);
+  add_run(app, common, action);
+  add_compare(app, common, action);
+  add_verify(app, common, action);
+  add_diagnose(app, common, action);
+  add_backends(app, common, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {  // --help, --version
+      app.exit(error);
+      return finish_output(kHolds);
+    }
+    throw InputError(one_line(error.what()) + " (bitattn --help lists the commands and their options)");
+  }
+  std::unique_ptr<tbb::global_control> threads;
+  if (common.threads > 0) {
+    threads = std::make_unique<tbb::global_control>(tbb::global_control::max_allowed_parallelism,
+                                                    static_cast<std::size_t>(common.threads));
+  }
+  return finish_output(action());
+}
+
+int fail(const std::string& what) {
+  std::fflush(stdout);
+  std::fprintf(stderr, "bitattn: %s\n", one_line(what).c_str());
+  return kBadInput;
+}
+
+}  // namespace
+}  // namespace bitattn::cli
+
+int main(int argc, char** argv) {
+  using bitattn::cli::fail;
+  bitattn::install_interrupt_handlers();
+  try {
+    return bitattn::cli::run(argc, argv);
+  } catch (const bitattn::InputError& error) {
+    return fail(error.what());
+  } catch (const bitattn::Interrupted& interrupted) {
+    return fail(std::string(interrupted.what()) + ", nothing was written");
+  } catch (const std::bad_alloc&) {
+    return fail("not enough memory for this problem");
+  } catch (const std::length_error&) {
+    return fail("not enough memory for this problem");
+  } catch (const std::exception& error) {
+    return fail(error.what());
+  }
+}

@@ -1,0 +1,109 @@
+// bitattn verify: does the emulated kernel give every recorded bit?
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+
+#include "audit/compare.hpp"
+#include "backends/backend.hpp"
+#include "cli/capture_list.hpp"
+#include "cli/command.hpp"
+#include "cli/comparison_report.hpp"
+#include "cli/output.hpp"
+#include "cli/progress.hpp"
+#include "cli/table.hpp"
+#include "datasets/error.hpp"
+
+namespace bitattn::cli {
+
+namespace {
+
+struct Options {
+  std::vector<std::string> files;
+  std::string backend = "fa3";
+};
+
+/// Every recorded tensor was compared, and every bit compared is equal.
+bool verified(const audit::Comparison& comparison) {
+  return comparison.equal() &&
+         std::none_of(comparison.tensors.begin(), comparison.tensors.end(),
+                      [](const audit::TensorComparison& t) {
+                        return t.verdict == audit::TensorVerdict::only_in_a;  // a: recorded
+                      });
+}
+
+int run(const Options& options, const CommonOptions& common) {
+  const std::unique_ptr<Backend> backend = make_backend(options.backend);
+  const std::unique_ptr<Backend> recorded = make_backend("recorded");
+  const std::vector<std::string> arguments = expand_folders(options.files);
+  Progress progress(common.quiet);
+  Json json = Json::array();
+  std::size_t captures = 0;
+  std::size_t good = 0;
+  std::size_t elements = 0;
+  std::size_t differing = 0;
+  const std::size_t failed = for_each_capture(arguments, true, [&](const Capture& capture) {
+    progress.subject(capture.name);
+    RunOptions run;
+    run.want_order_free_parts = true;
+    run.progress = [&](double share) { progress.update(options.backend, share); };
+    const Result expected = recorded->run(capture, run);
+    const Result emulated = backend->run(capture, run);
+    progress.clear();
+    const audit::Comparison comparison =
+        audit::compare_results(capture.name, capture.problem, expected, emulated);
+    const bool holds = verified(comparison);
+    ++captures;
+    good += holds ? 1 : 0;
+    elements += comparison.elements();
+    differing += comparison.differing();
+    if (common.json) {
+      Json one = comparison_json(comparison);
+      one["verified"] = holds;
+      json.push_back(std::move(one));
+      return;
+    }
+    std::string verdict = comparison_verdict(comparison);
+    for (const audit::TensorComparison& t : comparison.tensors) {
+      if (t.verdict == audit::TensorVerdict::only_in_a)
+        verdict += "; " + t.tensor + " is recorded, but not made by " + options.backend;
+    }
+    print(fmt::format("{}  {}: {}\n", holds ? "ok  " : "FAIL", capture.name, verdict));
+    const bool details = arguments.size() == 1 || !holds;
+    if (details) print(comparison_table(comparison, capture.problem.layout));
+  });
+  if (common.json) {
+    print_json({{"verified", good == captures && failed == 0},
+                {"backend", options.backend},
+                {"captures_verified", good},
+                {"captures_read", captures},
+                {"files_failed", failed},
+                {"elements", elements},
+                {"differing_bits", differing},
+                {"captures", json}});
+  } else if (captures > 1 || failed > 0) {
+    print(fmt::format("{} of {} verified: {} elements, {} differing{}\n", grouped(good),
+                      counted(captures, "capture"), grouped(elements), grouped(differing),
+                      failed > 0 ? "; " + counted(failed, "file") + " could not be used" : ""));
+  }
+  if (failed > 0) return kBadInput;
+  return good == captures ? kHolds : kDoesNotHold;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& app, CommonOptions& common, Action& action) {
+  CLI::App* command = app.add_subcommand("verify",
+                                         "Does the emulated kernel give the recorded bits? Exit 0 only if "
+                                         "every recorded tensor is equal in every bit");
+  add_common_options(*command, common);
+  const auto options = std::make_shared<Options>();
+  command->add_option("files", options->files, "Captures (FILE.h5, FILE.h5:/group) or folders")->required();
+  command->add_option("-b,--backend", options->backend,
+                      "The backend that has to give the bits (default fa3)");
+  command->callback(
+      [options, &common, &action] { action = [options, &common] { return run(*options, common); }; });
+}
+
+}  // namespace bitattn::cli
