@@ -1,9 +1,15 @@
 #include "backends/reference.hpp"
 
+#include <algorithm>
+#include <array>
 #include <charconv>
+#include <cmath>
+#include <cstdio>
 #include <limits>
+#include <mutex>
 
 #include "datasets/error.hpp"
+#include "reference/fast_attention.hpp"
 #include "reference/plain_attention.hpp"
 
 namespace bitattn {
@@ -34,8 +40,8 @@ class ResultSink final : public reference::Sink {
   void query_row(const reference::QueryRow& row) override {
     const std::size_t token = problem_.sequence(row.id.sequence).q_begin + row.id.row;
     const std::size_t at = token * problem_.heads_q + row.id.head;
-    keep(row.out, at * problem_.head_dim_v, result_.out, result_.uncast.out);
-    keep(row.dq, at * problem_.head_dim, result_.dq, result_.uncast.dq);
+    keep(row.out, row.out_bound, at * problem_.head_dim_v, result_.out, result_.uncast.out, out_);
+    keep(row.dq, row.dq_bound, at * problem_.head_dim, result_.dq, result_.uncast.dq, dq_);
     const std::size_t lse_at = problem_.row_index(row.id.sequence, row.id.head, row.id.row);
     result_.lse.data[lse_at] = reference::round_to_fp32(reference::raw(*row.lse));
     if (uncast_) result_.uncast.lse.data[lse_at] = reference::round_to_fp64(reference::raw(*row.lse));
@@ -44,22 +50,66 @@ class ResultSink final : public reference::Sink {
   void key_row(const reference::KeyRow& row) override {
     const std::size_t token = problem_.sequence(row.sequence).k_begin + row.key;
     const std::size_t at = token * problem_.heads_kv + row.head_kv;
-    keep(row.dk, at * problem_.head_dim, result_.dk, result_.uncast.dk);
-    keep(row.dv, at * problem_.head_dim_v, result_.dv, result_.uncast.dv);
+    keep(row.dk, row.dk_bound, at * problem_.head_dim, result_.dk, result_.uncast.dk, dk_);
+    keep(row.dv, row.dv_bound, at * problem_.head_dim_v, result_.dv, result_.uncast.dv, dv_);
+  }
+
+  /// How good the result is, for whoever reads it.
+  void note_bounds(bool backward) const {
+    note("out", out_);
+    if (!backward) return;
+    note("dq", dq_);
+    note("dk", dk_);
+    note("dv", dv_);
   }
 
  private:
-  void keep(std::span<const reference::Number> values, std::size_t at, Bf16Tensor& words,
-            Fp64Tensor& uncast) const {
+  /// What the proven bounds of a tensor come to.
+  struct Quality {
+    double bound = 0;           ///< the largest
+    double value = 0;           ///< the largest magnitude
+    std::size_t undecided = 0;  ///< BF16 words that the bound leaves open between two neighbours
+    std::size_t unbounded = 0;  ///< elements without a claim
+  };
+
+  void keep(std::span<const reference::Number> values, std::span<const double> bounds, std::size_t at,
+            Bf16Tensor& words, Fp64Tensor& uncast, Quality& quality) {
+    Quality row;
     for (std::size_t d = 0; d < values.size(); ++d) {
-      words.data[at + d] = reference::round_to_bf16(reference::raw(values[d]));
-      if (uncast_) uncast.data[at + d] = reference::round_to_fp64(reference::raw(values[d]));
+      const mpfr_srcptr value = reference::raw(values[d]);
+      words.data[at + d] = reference::round_to_bf16(value);
+      const double nearest = reference::round_to_fp64(value);
+      if (uncast_) uncast.data[at + d] = nearest;
+      if (!std::isfinite(nearest) || !std::isfinite(bounds[d])) {
+        ++row.unbounded;
+        continue;
+      }
+      row.bound = std::max(row.bound, bounds[d]);
+      row.value = std::max(row.value, std::abs(nearest));
+      if (!reference::bf16_decided(value, bounds[d])) ++row.undecided;
     }
+    const std::lock_guard lock(mutex_);
+    quality.bound = std::max(quality.bound, row.bound);
+    quality.value = std::max(quality.value, row.value);
+    quality.undecided += row.undecided;
+    quality.unbounded += row.unbounded;
+  }
+
+  void note(const char* tensor, const Quality& quality) const {
+    std::array<char, 160> text{};
+    std::snprintf(text.data(), text.size(),
+                  "%s: proven error at most %.2g, largest value %.2g; BF16 words left open: %zu", tensor,
+                  quality.bound, quality.value, quality.undecided);
+    std::string line = text.data();
+    if (quality.unbounded > 0) line += "; without a claim: " + std::to_string(quality.unbounded);
+    result_.notes.push_back(std::move(line));
   }
 
   const Problem& problem_;
   bool uncast_;
   Result& result_;
+  std::mutex mutex_;
+  Quality out_, dq_, dk_, dv_;
 };
 
 reference::ProblemView view(const Problem& problem, bool backward) {
@@ -91,6 +141,7 @@ reference::ProblemView view(const Problem& problem, bool backward) {
 
 class ReferenceBackend final : public Backend {
  public:
+  /// bits 0: the fast reference; else every operation in MPFR.
   ReferenceBackend(std::string name, int bits) : name_(std::move(name)), bits_(bits) {}
   std::string name() const override { return name_; }
 
@@ -100,7 +151,13 @@ class ReferenceBackend final : public Backend {
     Result result;
     result.backend = name_;
     ResultSink sink(problem, backward, options.want_uncast, result);
-    reference::plain_attention(view(problem, backward), bits_, options.progress, sink);
+    const reference::ProblemView inputs = view(problem, backward);
+    if (bits_ == 0) {
+      reference::fast_attention(inputs, options.progress, sink);
+    } else {
+      reference::plain_attention(inputs, bits_, options.progress, sink);
+    }
+    sink.note_bounds(backward);
     return result;
   }
 
@@ -113,7 +170,7 @@ class ReferenceBackend final : public Backend {
 
 std::unique_ptr<Backend> reference_backend(const std::string& name) {
   const std::size_t colon = name.find(':');
-  if (colon == std::string::npos) return std::make_unique<ReferenceBackend>(name, reference::kDefaultBits);
+  if (colon == std::string::npos) return std::make_unique<ReferenceBackend>(name, 0);
   int bits = 0;
   const char* const end = name.data() + name.size();
   const auto [stop, error] = std::from_chars(name.data() + colon + 1, end, bits);

@@ -30,7 +30,34 @@ void set_bf16(mpfr_ptr x, std::uint16_t word) {
   mpfr_set_d(x, fp64_from_bf16(word), MPFR_RNDN);
 }
 
+namespace {
+
+/// x to BF16, to nearest, ties to even, for |x| well inside the normal range.
+std::uint16_t bf16_from_fp64(double x) {
+  const auto bits = std::bit_cast<std::uint64_t>(x);
+  const std::uint64_t magnitude = bits & ~(std::uint64_t{1} << 63U);
+  const std::uint64_t rounded =
+      (magnitude + ((std::uint64_t{1} << 44U) - 1) + (magnitude >> 45U & 1U)) >> 45U;
+  return static_cast<std::uint16_t>((bits >> 63U) << 15U | (rounded - ((1023U - 127U) << 7U)));
+}
+
+/// Does every number between low and high, both of one sign and well inside BF16's normal range, round to one
+/// word?
+bool same_word(double low, double high, std::uint16_t& word) {
+  const double smaller = std::min(std::abs(low), std::abs(high));
+  const double larger = std::max(std::abs(low), std::abs(high));
+  if (std::signbit(low) != std::signbit(high) || !(smaller > 0x1p-125 && larger < 0x1p127)) return false;
+  word = bf16_from_fp64(low);
+  return word == bf16_from_fp64(high);
+}
+
+}  // namespace
+
 std::uint16_t round_to_bf16(mpfr_srcptr x) {
+  // Nearly always the neighbours of the nearest double leave no doubt.
+  const double nearest = mpfr_get_d(x, MPFR_RNDN);
+  std::uint16_t word = 0;
+  if (same_word(nearest * (1 - 0x1p-52), nearest * (1 + 0x1p-52), word)) return word;
   if (mpfr_nan_p(x) != 0) return 0x7fffU;
   const std::uint16_t sign = mpfr_signbit(x) != 0 ? 0x8000U : 0U;
   if (mpfr_zero_p(x) != 0) return sign;
@@ -57,6 +84,10 @@ double round_to_fp64(mpfr_srcptr x) {
 
 bool bf16_decided(mpfr_srcptr x, double bound) {
   if (mpfr_number_p(x) == 0 || !std::isfinite(bound)) return false;
+  const double nearest = mpfr_get_d(x, MPFR_RNDN);
+  const double reach = bound + std::abs(nearest) * 0x1p-51;
+  std::uint16_t word = 0;
+  if (same_word(nearest - reach, nearest + reach, word)) return true;
   Number edge = make_number(mpfr_get_prec(x));
   mpfr_sub_d(raw(edge), x, bound, MPFR_RNDD);
   const std::uint16_t low = round_to_bf16(raw(edge));

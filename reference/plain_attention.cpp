@@ -12,6 +12,7 @@
 #include <string>
 
 #include "reference/bound_arithmetic.hpp"
+#include "reference/pair_counter.hpp"
 
 namespace bitattn::reference {
 namespace {
@@ -394,16 +395,11 @@ void plain_attention_head(const ProblemView& problem, std::size_t sequence, std:
 void plain_attention(const ProblemView& problem, int bits, const Progress& progress, Sink& sink) {
   check(problem);
   check_bits(bits);
-  const double total = visible_pairs(problem);
-  std::atomic<double> done{0};
-  const auto pairs_done = [&](double pairs) {
-    double before = done.load();
-    while (!done.compare_exchange_weak(before, before + pairs)) {
-    }
-    if (progress) progress(total > 0 ? std::min(1.0, (before + pairs) / total) : 1.0);
-  };
+  PairCounter counter(visible_pairs(problem), progress);
   tbb::parallel_for(std::size_t{0}, problem.sequences.size() * problem.heads_kv, [&](std::size_t i) {
-    plain_attention_head(problem, i / problem.heads_kv, i % problem.heads_kv, bits, pairs_done, sink);
+    plain_attention_head(
+        problem, i / problem.heads_kv, i % problem.heads_kv, bits, [&](double pairs) { counter(pairs); },
+        sink);
   });
 }
 

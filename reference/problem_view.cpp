@@ -10,8 +10,11 @@ void check(const ProblemView& problem) {
   const auto require = [](bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
   };
-  require(problem.q.data != nullptr && problem.k.data != nullptr && problem.v.data != nullptr,
-          "reference: q, k and v are needed");
+  for (const Sequence& sequence : problem.sequences) {
+    require(sequence.q_length == 0 || problem.q.data != nullptr, "reference: q is needed");
+    require(sequence.k_length == 0 || (problem.k.data != nullptr && problem.v.data != nullptr),
+            "reference: k and v are needed");
+  }
   require(problem.heads_kv > 0 && problem.heads_q % problem.heads_kv == 0,
           "reference: heads_q must be a multiple of heads_kv");
   require(problem.head_dim > 0 && problem.head_dim_v > 0, "reference: head sizes must be positive");
