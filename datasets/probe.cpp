@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstring>
 #include <map>
@@ -23,6 +24,7 @@
 #include "datasets/error.hpp"
 #include "datasets/hdf5_support.hpp"
 #include "datasets/interrupt.hpp"
+#include "datasets/shape_text.hpp"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define BITATTN_SHADOW_MEMORY 1  // a sanitizer maps terabytes of address space, which no limit would allow
@@ -161,7 +163,7 @@ class Watch {
           std::chrono::duration_cast<std::chrono::milliseconds>(deadline_ - Clock::now()).count();
       if (left <= 0) {
         throw InputError(path + ": reading made no progress for " +
-                         std::to_string(static_cast<long>(allowed_)) +
+                         shortest_text(std::round(allowed_ * 10) / 10) +
                          " s; the file is damaged or its disk too slow");
       }
       struct pollfd wanted {

@@ -207,7 +207,7 @@ void check_problem_without_data(const Problem& problem, const std::string& where
                       std::to_string(rank) + " axes for layout " + layout);
     }
   }
-  if (problem.batch == 0) fail(where, "batch is 0, expected at least 1");
+  if (problem.batch == 0 && problem.layout == Layout::bshd) fail(where, "batch is 0, expected at least 1");
   if (problem.heads_q == 0 || problem.heads_kv == 0 || problem.heads_q % problem.heads_kv != 0) {
     fail(where, "q has " + std::to_string(problem.heads_q) + " heads and k has " +
                     std::to_string(problem.heads_kv) + ", expected a multiple of the KV heads");

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <stdexcept>
 
@@ -88,6 +87,11 @@ void Builder::integer(const std::string& group, const std::string& name, std::in
   attribute(group, name, type, space.get(), &buffer);
 }
 
+void Builder::unsigned_integer(const std::string& group, const std::string& name, std::uint64_t value) {
+  const Handle space(H5Screate(H5S_SCALAR), H5Sclose);
+  attribute(group, name, H5T_STD_U64LE, space.get(), &value);
+}
+
 void Builder::real(const std::string& group, const std::string& name, double value, hid_t type) {
   const Handle space(H5Screate(H5S_SCALAR), H5Sclose);
   double buffer = value;
@@ -163,8 +167,11 @@ void Builder::capture(const std::string& name, const Shape& s, std::uint16_t fir
 }
 
 std::string file_bytes(const std::string& path) {
+  std::string bytes(std::filesystem::file_size(path), '\0');
   std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
+  in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  if (!in) throw std::runtime_error("cannot read " + path);
+  return bytes;
 }
 
 void write_bytes(const std::string& path, const std::string& bytes) {

@@ -44,6 +44,7 @@ class Builder {
   void remove(const std::string& path) { H5Ldelete(file_.get(), path.c_str(), H5P_DEFAULT); }
   void integer(const std::string& group, const std::string& name, std::int64_t value,
                hid_t type = H5T_STD_I64LE);
+  void unsigned_integer(const std::string& group, const std::string& name, std::uint64_t value);
   void real(const std::string& group, const std::string& name, double value, hid_t type = H5T_IEEE_F64LE);
   void boolean(const std::string& group, const std::string& name, bool value);
   void variable_text(const std::string& group, const std::string& name, const std::string& value);
