@@ -188,6 +188,21 @@ class GroupReader {
     return fallback;
   }
 
+  /// `notes` as bitattn writes them; one of another kind stays an attribute like any other.
+  void take_notes(std::vector<std::string>& notes) {
+    const auto one = attributes_.single.find("notes");
+    if (one != attributes_.single.end() && std::holds_alternative<std::string>(one->second)) {
+      notes = {std::get<std::string>(one->second)};
+      attributes_.single.erase(one);
+    }
+    const auto many = attributes_.arrays.find("notes");
+    if (many == attributes_.arrays.end()) return;
+    if (auto* texts = std::get_if<std::vector<std::string>>(&many->second.values)) {
+      notes = std::move(*texts);
+      attributes_.arrays.erase(many);
+    }
+  }
+
   void read_attributes(Problem& problem, Result& recorded) {
     attributes_ = hdf5::read_attributes(group_.get(), where_);
     take_integer("schema_version", 1, 1, 1, "1, the only version this program reads");
@@ -207,6 +222,7 @@ class GroupReader {
     layout_ = take_choice("layout", {"BSHD", "THD"}, kByRank);
     recorded.dq_order_fixed = take_flag("dq_order_fixed", true);
     recorded.dkv_order_fixed = take_flag("dkv_order_fixed", true);
+    take_notes(recorded.notes);
     problem.attributes = std::move(attributes_.single);
     problem.array_attributes = std::move(attributes_.arrays);
   }
