@@ -7,7 +7,7 @@
 #include <hwy/foreach_target.h>  // must come before highway.h
 #include <hwy/highway.h>
 
-#include "emu/mma/toward_zero.hpp"
+#include "emu/mma/float_mode.hpp"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128 && !HWY_HAVE_SCALABLE
 #include "emu/mma/simd_multiply-inl.hpp"
@@ -91,7 +91,7 @@ class SimdEngine final : public Engine {
     std::vector<std::pair<std::ptrdiff_t, float>> special;
     if (!left.tame || !right.tame) special = special_elements(left, right, start, c, ldc);
     {
-      const TowardZero rounding;
+      const FloatModeScope mode(FloatMode::toward_zero);
       target_.multiply_finite(left, right, start, c, ldc, row_counts());
     }
     for (const auto& [offset, value] : special) c[offset] = value;
