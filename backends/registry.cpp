@@ -4,6 +4,9 @@
 #include "backends/backend.hpp"
 #include "backends/emulator.hpp"
 #include "backends/fp32.hpp"
+#ifdef BITATTN_WITH_GPU_KERNELS
+#include "backends/gpu_kernels.hpp"
+#endif
 #include "backends/recorded.hpp"
 #include "backends/reference.hpp"
 #include "datasets/error.hpp"
@@ -16,6 +19,9 @@ const std::vector<BackendInfo>& backends() {
       {"fp32", "attention in fp32 throughout, max subtracted first, no cast before the last"},
       {"reference[:BITS]", "attention in high precision (MPFR), from the mathematics alone; the truth"},
       {"recorded", "what the capture itself recorded"},
+#ifdef BITATTN_WITH_GPU_KERNELS
+      {"gpu:fa3", "our own kernels for Hopper in FlashAttention-3's operation order, run on this machine's GPU"},
+#endif
   };
   return all;
 }
@@ -23,6 +29,9 @@ const std::vector<BackendInfo>& backends() {
 std::unique_ptr<Backend> make_backend(const std::string& name) {
   if (name == "fa3") return emulator_backend(profile::Profile{});
   if (name == "fp32") return fp32_backend();
+#ifdef BITATTN_WITH_GPU_KERNELS
+  if (name == "gpu:fa3") return gpu_kernels_backend();
+#endif
   if (name == "recorded") return recorded_backend();
   if (name == "reference" || name.starts_with("reference:")) return reference_backend(name);
   std::string known;
