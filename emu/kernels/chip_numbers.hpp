@@ -4,8 +4,10 @@
 
 #include <cstdint>
 
+#include "emu/arith/bf16.hpp"
 #include "emu/kernels/attention.hpp"
-#include "emu/kernels/row_ops.hpp"
+#include "emu/kernels/remedies/add_scaled.hpp"
+#include "emu/kernels/vector_row_ops.hpp"
 #include "emu/profile/flash3.hpp"
 #include "emu/profile/profile.hpp"
 
@@ -24,7 +26,7 @@ class ChipNumbers {
         rule_(tensor_core_rule(profile.arithmetic)),
         order_(profile.forward),
         scalars_(profile::flash3_scalars(call)),
-        row_(profile) {}
+        row_(profile, engine_.name()) {}
 
   float scale_log2() const { return scalars_.scale_log2; }
   bool softcapped() const { return scalars_.softcap_scale != 0; }
@@ -104,12 +106,31 @@ class ChipNumbers {
   void cast_dk(const Value* x, Word* words, int n) const { row_.cast(x, words, n); }
   void cast_dv(const Value* x, Word* words, int n) const { row_.cast(x, words, n); }
 
+  // Operations that remedies add (emu/kernels/remedies): each one rounding of the chip, at the site it
+  // belongs to.
+  float softmax_scale() const { return scalars_.softmax_scale; }
+  Value add(Site /*site*/, Value a, Value b) const { return row_.ops.add(a, b); }
+  Value sub(Site /*site*/, Value a, Value b) const { return row_.ops.sub(a, b); }
+  Value mul(Site /*site*/, Value a, Value b) const { return row_.ops.mul(a, b); }
+  Value fma(Site /*site*/, Value a, Value b, Value c) const { return row_.ops.fma(a, b, c); }
+  Value ex2(Site /*site*/, Value x) const { return row_.ops.ex2(x); }
+  Value lg2(Site /*site*/, Value x) const { return row_.ops.lg2(x); }
+  Value rcp(Site /*site*/, Value x) const { return row_.ops.rcp(x); }
+  /// sum_j := fma(factor, x_j, sum_j)
+  void add_scaled(Site /*site*/, Value factor, const Value* x, Value* sum, int n) const {
+    remedies::add_scaled(row_.ops, factor, x, sum, n);
+  }
+  Word cast(Site /*site*/, Value x) const { return arith::bf16_from_fp32(x); }
+  static Value value(Word word) { return arith::fp32_from_bf16(word); }
+  /// The BF16 number nearest to an output, as D reads it.
+  static Value output_read_by_dpsum(Value y) { return value(arith::bf16_from_fp32(y)); }
+
  private:
   const mma::Engine& engine_;
   arith::TensorCoreRule rule_;
   profile::Forward order_;
   profile::Scalars scalars_;
-  RowOps row_;
+  VectorRowOps row_;
 };
 
 }  // namespace bitattn::kernels
