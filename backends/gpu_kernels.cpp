@@ -70,7 +70,8 @@ class Run {
   using Words = gpu::Buffer<std::uint16_t>;
   using Floats = gpu::Buffer<float>;
 
-  static BitattnTensor view(const Words& buffer, std::size_t tokens, std::size_t heads, std::size_t head_dim) {
+  static BitattnTensor view(const Words& buffer, std::size_t tokens, std::size_t heads,
+                            std::size_t head_dim) {
     const auto d = static_cast<std::int64_t>(head_dim);
     const auto token = static_cast<std::int64_t>(heads) * d;
     return {buffer.data(), static_cast<std::int64_t>(tokens) * token, token, d};
@@ -88,7 +89,8 @@ class Run {
     buffer.fill_bytes(0xff, what);
   }
   template <class T>
-  static Tensor<T> fetch(const gpu::Buffer<T>& buffer, const std::vector<std::size_t>& shape, const char* what) {
+  static Tensor<T> fetch(const gpu::Buffer<T>& buffer, const std::vector<std::size_t>& shape,
+                         const char* what) {
     Tensor<T> tensor(shape);
     buffer.download(tensor.data.data(), tensor.size(), what);
     return tensor;
@@ -125,8 +127,9 @@ class Run {
     const Intermediates& recorded = capture_.recorded.intermediates;
     const bool runs = problem_.total_q() > 0 && problem_.total_k() > 0;
     const bool want_dq = runs && (options_.want_accumulators || !recorded.dq_accum.empty());
-    const bool want_dkv = runs && problem_.group() > 1 &&
-                          (options_.want_accumulators || !recorded.dk_accum.empty() || !recorded.dv_accum.empty());
+    const bool want_dkv =
+        runs && problem_.group() > 1 &&
+        (options_.want_accumulators || !recorded.dk_accum.empty() || !recorded.dv_accum.empty());
 
     dout_.upload(problem_.dout.data, "dout");
     Words dq;
@@ -153,11 +156,13 @@ class Run {
     }
     gpu::Buffer<unsigned char> workspace;
     poisoned(workspace, bitattn_kernels_backward_workspace(&call_), "the backward's workspace");
-    const BitattnIntermediates keep{dpsum.data(), lse_log2.data(), dq_accum.data(), dk_accum.data(), dv_accum.data()};
-    check_status(bitattn_kernels_backward(&call_, query_view(q_), key_view(k_), key_view(v_), query_view(out_),
-                                          lse_.data(), query_view(dout_), query_view(dq), key_view(dk), key_view(dv),
-                                          workspace.data(), workspace.size(), &keep, nullptr),
-                 capture_.name);
+    const BitattnIntermediates keep{dpsum.data(), lse_log2.data(), dq_accum.data(), dk_accum.data(),
+                                    dv_accum.data()};
+    check_status(
+        bitattn_kernels_backward(&call_, query_view(q_), key_view(k_), key_view(v_), query_view(out_),
+                                 lse_.data(), query_view(dout_), query_view(dq), key_view(dk), key_view(dv),
+                                 workspace.data(), workspace.size(), &keep, nullptr),
+        capture_.name);
     result.dq = fetch(dq, problem_.q_shape(), "dq");
     result.dk = fetch(dk, problem_.k_shape(), "dk");
     result.dv = fetch(dv, problem_.v_shape(), "dv");
@@ -189,7 +194,8 @@ class GpuKernelsBackend final : public Backend {
     try {
       Result result = Run(capture, options).run();
       if (!capture.problem.deterministic) {
-        result.notes.push_back("dq: FlashAttention-3 fixes no order of key blocks; here they are added from left to right");
+        result.notes.push_back(
+            "dq: FlashAttention-3 fixes no order of key blocks; here they are added from left to right");
       }
       if (options.want_uncast) result.notes.push_back("gpu:fa3 keeps no values from before their last cast");
       return result;
@@ -201,6 +207,8 @@ class GpuKernelsBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> gpu_kernels_backend() { return std::make_unique<GpuKernelsBackend>(); }
+std::unique_ptr<Backend> gpu_kernels_backend() {
+  return std::make_unique<GpuKernelsBackend>();
+}
 
 }  // namespace bitattn

@@ -9,24 +9,27 @@
 #endif
 #include "backends/recorded.hpp"
 #include "backends/reference.hpp"
+#include "backends/remedied.hpp"
 #include "datasets/error.hpp"
 
 namespace bitattn {
 
 const std::vector<BackendInfo>& backends() {
-  static const std::vector<BackendInfo> all{
+  static const std::vector<BackendInfo> all = with_remedies({
       {"fa3", "FlashAttention-3's BF16 Hopper kernels, emulated to the last bit"},
       {"fp32", "attention in fp32 throughout, max subtracted first, no cast before the last"},
       {"reference[:BITS]", "attention in high precision (MPFR), from the mathematics alone; the truth"},
       {"recorded", "what the capture itself recorded"},
 #ifdef BITATTN_WITH_GPU_KERNELS
-      {"gpu:fa3", "our own kernels for Hopper in FlashAttention-3's operation order, run on this machine's GPU"},
+      {"gpu:fa3",
+       "our own kernels for Hopper in FlashAttention-3's operation order, run on this machine's GPU"},
 #endif
-  };
+  });
   return all;
 }
 
 std::unique_ptr<Backend> make_backend(const std::string& name) {
+  if (name.find('+') != std::string::npos) return remedied_backend(name);
   if (name == "fa3") return emulator_backend(profile::Profile{});
   if (name == "fp32") return fp32_backend();
 #ifdef BITATTN_WITH_GPU_KERNELS
@@ -35,8 +38,11 @@ std::unique_ptr<Backend> make_backend(const std::string& name) {
   if (name == "recorded") return recorded_backend();
   if (name == "reference" || name.starts_with("reference:")) return reference_backend(name);
   std::string known;
-  for (const BackendInfo& info : backends()) known += (known.empty() ? "" : ", ") + info.name;
-  throw InputError("no backend is called '" + name + "'; there are " + known);
+  for (const BackendInfo& info : backends()) {
+    if (info.name.find('+') == std::string::npos) known += (known.empty() ? "" : ", ") + info.name;
+  }
+  throw InputError("no backend is called '" + name + "'; there are " + known +
+                   ", and fa3+REMEDY (bitattn backends lists all)");
 }
 
 }  // namespace bitattn

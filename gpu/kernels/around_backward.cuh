@@ -9,20 +9,22 @@ namespace bitattn::gpu {
 
 inline constexpr int kRowThreads = 256;
 
-/// D = rowsum(dO . O) and E = LSE * log2(e) of every query row [3.1, 3.2]. A row is shared by D/8 threads, each with
-/// eight neighbouring columns; rows past the end get D = 0 and E = +inf.
+/// D = rowsum(dO . O) and E = LSE * log2(e) of every query row [3.1, 3.2]. A row is shared by D/8 threads,
+/// each with eight neighbouring columns; rows past the end get D = 0 and E = +inf.
 template <int kHeadDim, class Order>
 __global__ void __launch_bounds__(kRowThreads) preprocess_kernel(const __grid_constant__ PreprocessParams p) {
   constexpr int kThreadsPerRow = kHeadDim / 8;
   const int thread = static_cast<int>(threadIdx.x) % kThreadsPerRow;
-  const int row = static_cast<int>(blockIdx.x * (kRowThreads / kThreadsPerRow) + threadIdx.x / kThreadsPerRow);
+  const int row =
+      static_cast<int>(blockIdx.x * (kRowThreads / kThreadsPerRow) + threadIdx.x / kThreadsPerRow);
   const int head = static_cast<int>(blockIdx.y);
   const int batch = static_cast<int>(blockIdx.z);
   uint4 o{0, 0, 0, 0};
   uint4 dout{0, 0, 0, 0};
   if (row < p.seqlen_q) {
     const auto load = [&](const std::uint16_t* tensor, const Strides& s) {
-      return *reinterpret_cast<const uint4*>(tensor + batch * s.batch + row * s.token + head * s.head + 8 * thread);
+      return *reinterpret_cast<const uint4*>(tensor + batch * s.batch + row * s.token + head * s.head +
+                                             8 * thread);
     };
     o = load(p.out, p.out_strides);
     dout = load(p.dout, p.dout_strides);
@@ -51,8 +53,8 @@ __global__ void __launch_bounds__(kRowThreads) preprocess_kernel(const __grid_co
   p.lse_log2[unit * p.padded_q + row] = lse_log2;
 }
 
-/// dQ = BF16(accumulator * softmax_scale) [5]. The accumulator of a tile lies in the order of the main kernel's
-/// registers: [warpgroup][group of 8 queries][thread][4], dQ transposed.
+/// dQ = BF16(accumulator * softmax_scale) [5]. The accumulator of a tile lies in the order of the main
+/// kernel's registers: [warpgroup][group of 8 queries][thread][4], dQ transposed.
 template <class Tile>
 __global__ void __launch_bounds__(128 * Tile::kWarpgroups)
     dq_postprocess_kernel(const __grid_constant__ DqPostprocessParams p) {
@@ -103,13 +105,14 @@ __global__ void __launch_bounds__(128 * Tile::kWarpgroups)
   }
 }
 
-/// dK or dV of a KV head: the tiles of its query heads added in ascending order onto +0, subnormals kept [4.5], then the
-/// postprocess's multiply by one, which flushes them, and the cast [5].
+/// dK or dV of a KV head: the tiles of its query heads added in ascending order onto +0, subnormals kept
+/// [4.5], then the postprocess's multiply by one, which flushes them, and the cast [5].
 template <int kHeadDim>
 __global__ void __launch_bounds__(kRowThreads) group_sum_kernel(const __grid_constant__ GroupSumParams p) {
   constexpr int kThreadsPerRow = kHeadDim / 4;
   const int d = static_cast<int>(threadIdx.x) % kThreadsPerRow * 4;
-  const int row = static_cast<int>(blockIdx.x * (kRowThreads / kThreadsPerRow) + threadIdx.x / kThreadsPerRow);
+  const int row =
+      static_cast<int>(blockIdx.x * (kRowThreads / kThreadsPerRow) + threadIdx.x / kThreadsPerRow);
   const int kv_head = static_cast<int>(blockIdx.y);
   const int batch = static_cast<int>(blockIdx.z);
   if (row >= p.padded_k) return;
@@ -128,8 +131,8 @@ __global__ void __launch_bounds__(kRowThreads) group_sum_kernel(const __grid_con
   }
   if (row >= p.seqlen_k) return;
   auto* out = p.gradient + batch * p.strides.batch + row * p.strides.token + kv_head * p.strides.head + d;
-  *reinterpret_cast<uint2*>(out) = uint2{bf16_pair(mul(sum.x, 1.0F), mul(sum.y, 1.0F)),
-                                         bf16_pair(mul(sum.z, 1.0F), mul(sum.w, 1.0F))};
+  *reinterpret_cast<uint2*>(out) =
+      uint2{bf16_pair(mul(sum.x, 1.0F), mul(sum.y, 1.0F)), bf16_pair(mul(sum.z, 1.0F), mul(sum.w, 1.0F))};
 }
 
 /// Zeros for a tensor that no kernel writes (no keys, or no queries).
@@ -148,7 +151,8 @@ static __global__ void __launch_bounds__(kRowThreads) zero_kernel(FillParams p) 
              i % per_token / p.head_dim * p.strides.head + i % p.head_dim] = 0;
   }
 }
-static __global__ void __launch_bounds__(kRowThreads) fill_kernel(float* values, std::int64_t count, float value) {
+static __global__ void __launch_bounds__(kRowThreads)
+    fill_kernel(float* values, std::int64_t count, float value) {
   for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kRowThreads + threadIdx.x; i < count;
        i += static_cast<std::int64_t>(gridDim.x) * kRowThreads) {
     values[i] = value;

@@ -17,13 +17,16 @@ __device__ __forceinline__ void barrier_init(std::uint32_t barrier, int arrivals
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 /// Makes initialised barriers visible to the copy engine.
-__device__ __forceinline__ void barrier_init_done() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void barrier_init_done() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 /// Arrives and announces bytes that copies will bring before the phase ends.
 __device__ __forceinline__ void barrier_expect(std::uint32_t barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
 }
 /// Waits for the end of the phase of this parity.
 __device__ __forceinline__ void barrier_wait(std::uint32_t barrier, int parity) {
@@ -75,47 +78,64 @@ __device__ __forceinline__ void give_registers() {
 // ---- copies ----
 
 /// Ordinary stores to shared memory become visible to the copy engine and the tensor core.
-__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-__device__ __forceinline__ void fence_async_all() { asm volatile("fence.proxy.async;" ::: "memory"); }
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+__device__ __forceinline__ void fence_async_all() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
 
-/// A box of a (column, token, head, batch) tensor to shared memory; what lies outside the tensor reads as zero.
-__device__ __forceinline__ void copy_box(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier, int column,
-                                         int token, int head, int batch) {
+/// A box of a (column, token, head, batch) tensor to shared memory; what lies outside the tensor reads as
+/// zero.
+__device__ __forceinline__ void copy_box(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
+                                         int column, int token, int head, int batch) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, %6}], "
       "[%2];" ::"r"(shared),
       "l"(map), "r"(barrier), "r"(column), "r"(token), "r"(head), "r"(batch)
       : "memory");
 }
 /// A box from shared memory to a tensor; what lies outside the tensor is not written.
-__device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, int column, int token, int head,
-                                          int batch) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
-               "r"(shared), "r"(column), "r"(token), "r"(head), "r"(batch)
-               : "memory");
+__device__ __forceinline__ void store_box(const CUtensorMap* map, std::uint32_t shared, int column, int token,
+                                          int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(shared), "r"(column), "r"(token), "r"(head), "r"(batch)
+      : "memory");
 }
 /// Consecutive bytes (a multiple of 16) to shared memory.
-__device__ __forceinline__ void copy_bytes(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-               "l"(global), "r"(bytes), "r"(barrier)
-               : "memory");
+__device__ __forceinline__ void copy_bytes(std::uint32_t shared, const void* global, int bytes,
+                                           std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 /// Consecutive bytes from shared memory to memory.
 __device__ __forceinline__ void store_bytes(void* global, std::uint32_t shared, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
-               : "memory");
-}
-/// Adds consecutive floats to memory: round to nearest even, subnormals kept (docs/spec/hopper-arithmetic.md 8).
-__device__ __forceinline__ void add_bytes(void* global, std::uint32_t shared, int bytes) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared),
                "r"(bytes)
                : "memory");
 }
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Adds consecutive floats to memory: round to nearest even, subnormals kept (docs/spec/hopper-arithmetic.md
+/// 8).
+__device__ __forceinline__ void add_bytes(void* global, std::uint32_t shared, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
+               "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copies_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 /// Shared memory of this thread's committed stores may be overwritten.
-__device__ __forceinline__ void copies_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void copies_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
 /// This thread's committed stores and additions have been performed.
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
 
 // ---- turns among blocks of threads (global memory) ----
 

@@ -1,9 +1,10 @@
 #pragma once
-// The backward's main kernel: dK and dV of one key block and one query head a block of threads, and its share of dQ.
+// The backward's main kernel: dK and dV of one key block and one query head a block of threads, and its share
+// of dQ.
 //
-// One warpgroup moves data: its first warp loads, its second adds finished dQ shares to memory in turn. Two warpgroups
-// compute, each for 64 keys: scores are held transposed (keys are rows), so that P and dS are at once the register
-// operands of dV and dK. Step numbers in brackets: docs/spec/fa3-operation-order.md 4.
+// One warpgroup moves data: its first warp loads, its second adds finished dQ shares to memory in turn. Two
+// warpgroups compute, each for 64 keys: scores are held transposed (keys are rows), so that P and dS are at
+// once the register operands of dV and dK. Step numbers in brackets: docs/spec/fa3-operation-order.md 4.
 
 #include "gpu/kernels/async.cuh"
 #include "gpu/kernels/order.cuh"
@@ -12,8 +13,8 @@
 
 namespace bitattn::gpu {
 
-/// Tiles of a backward kernel. block_n groups dQ's sums and is a matter of bits; block_m only decides how many rows past
-/// the end are computed (4.7), which shows where inputs are not finite.
+/// Tiles of a backward kernel. block_n groups dQ's sums and is a matter of bits; block_m only decides how
+/// many rows past the end are computed (4.7), which shows where inputs are not finite.
 template <int kHeadDim_, int kBlockM_, bool kCausal_>
 struct BackwardTile {
   static constexpr int kHeadDim = kHeadDim_;
@@ -28,7 +29,8 @@ struct BackwardTile {
   static constexpr int kKeyBytes = kBlockN * kHeadDim * 2;
   static constexpr int kScoreBytes = kBlockM * kBlockN * 2;
   static constexpr int kStatisticBytes = kBlockM * 4;
-  /// dQ is held transposed: a warpgroup has 64 columns of it and all rows, or, with 64 columns in all, 64 rows.
+  /// dQ is held transposed: a warpgroup has 64 columns of it and all rows, or, with 64 columns in all, 64
+  /// rows.
   static constexpr int kDqRows = kPanels == kWarpgroups ? kBlockM : kBlockM / kWarpgroups;
   static constexpr int kDqSliceBytes = kDqRows * 64 * 4;
   static constexpr int kLoaderRegisters = 24;
@@ -53,23 +55,31 @@ struct BackwardShared {
   static_assert(kBytes <= 232448, "the most a block of threads can have");
 
   std::uint32_t base;
-  __device__ __forceinline__ std::uint32_t at(int offset) const { return base + static_cast<std::uint32_t>(offset); }
+  __device__ __forceinline__ std::uint32_t at(int offset) const {
+    return base + static_cast<std::uint32_t>(offset);
+  }
   __device__ __forceinline__ std::uint32_t k() const { return at(kK); }
   __device__ __forceinline__ std::uint32_t v() const { return at(kV); }
   __device__ __forceinline__ std::uint32_t q(int stage) const { return at(kQ + stage * Tile::kQueryBytes); }
-  __device__ __forceinline__ std::uint32_t dout(int stage) const { return at(kDout + stage * Tile::kQueryBytes); }
+  __device__ __forceinline__ std::uint32_t dout(int stage) const {
+    return at(kDout + stage * Tile::kQueryBytes);
+  }
   __device__ __forceinline__ std::uint32_t ds(int stage) const { return at(kDs + stage * Tile::kScoreBytes); }
   __device__ __forceinline__ std::uint32_t dq(int warpgroup) const {
     return at(kDq + warpgroup * Tile::kDqSliceBytes);
   }
-  __device__ __forceinline__ std::uint32_t lse(int stage) const { return at(kLse + stage * Tile::kStatisticBytes); }
+  __device__ __forceinline__ std::uint32_t lse(int stage) const {
+    return at(kLse + stage * Tile::kStatisticBytes);
+  }
   __device__ __forceinline__ std::uint32_t dpsum(int stage) const {
     return at(kDpsum + stage * Tile::kStatisticBytes);
   }
   __device__ __forceinline__ std::uint32_t barrier(int i) const { return at(kBarriers + 8 * i); }
   __device__ __forceinline__ std::uint32_t kv_full() const { return barrier(0); }
   __device__ __forceinline__ std::uint32_t q_full(int stage) const { return barrier(1 + stage); }
-  __device__ __forceinline__ std::uint32_t q_empty(int stage) const { return barrier(1 + Tile::kStages + stage); }
+  __device__ __forceinline__ std::uint32_t q_empty(int stage) const {
+    return barrier(1 + Tile::kStages + stage);
+  }
   __device__ __forceinline__ std::uint32_t dout_full(int stage) const {
     return barrier(1 + 2 * Tile::kStages + stage);
   }
@@ -92,7 +102,8 @@ __device__ __forceinline__ BackwardWork backward_work(const BackwardParams& p, i
   const int unit = ticket / p.blocks_n;
   const int in_unit = ticket % p.blocks_n;
   BackwardWork work;
-  // A key block waits for those before it in the order of dQ, so they must have started before: the ticket says so.
+  // A key block waits for those before it in the order of dQ, so they must have started before: the ticket
+  // says so.
   work.block_n = p.descending != 0 ? p.blocks_n - 1 - in_unit : in_unit;
   work.head = unit % p.heads_q;
   work.batch = unit / p.heads_q;
@@ -116,12 +127,12 @@ __device__ __forceinline__ int visiting_key_blocks(int block_m, int seqlen_q, in
 template <class Tile>
 __device__ __forceinline__ void backward_load(const BackwardParams& p, const BackwardShared<Tile>& shared,
                                               const BackwardWork& work) {
-  const auto copy_tile = [&](std::uint32_t tile, int rows, const CUtensorMap* map, std::uint32_t barrier, int token,
-                             int head) {
+  const auto copy_tile = [&](std::uint32_t tile, int rows, const CUtensorMap* map, std::uint32_t barrier,
+                             int token, int head) {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      copy_box(tile + static_cast<std::uint32_t>(panel * rows * kRowBytes), map, barrier, panel * kPanelColumns, token,
-               head, work.batch);
+      copy_box(tile + static_cast<std::uint32_t>(panel * rows * kRowBytes), map, barrier,
+               panel * kPanelColumns, token, head, work.batch);
     }
   };
   const int kv_head = work.head / p.group;
@@ -141,14 +152,16 @@ __device__ __forceinline__ void backward_load(const BackwardParams& p, const Bac
     copy_bytes(shared.lse(ring.stage), lse + token, Tile::kStatisticBytes, shared.q_full(ring.stage));
     barrier_wait(shared.dout_empty(ring.stage), ring.parity ^ 1);
     barrier_expect(shared.dout_full(ring.stage), Tile::kQueryBytes + Tile::kStatisticBytes);
-    copy_tile(shared.dout(ring.stage), Tile::kBlockM, &p.dout, shared.dout_full(ring.stage), token, work.head);
+    copy_tile(shared.dout(ring.stage), Tile::kBlockM, &p.dout, shared.dout_full(ring.stage), token,
+              work.head);
     copy_bytes(shared.dpsum(ring.stage), dpsum + token, Tile::kStatisticBytes, shared.dout_full(ring.stage));
     ring.advance();
   }
 }
 
-/// The adding warp: each query block's share of dQ goes to memory when it is this key block's turn [4.6]. The first in
-/// the order writes instead of adding to a zero: a tensor-core result is never -0, so the bits are the same.
+/// The adding warp: each query block's share of dQ goes to memory when it is this key block's turn [4.6]. The
+/// first in the order writes instead of adding to a zero: a tensor-core result is never -0, so the bits are
+/// the same.
 template <class Tile>
 __device__ __forceinline__ void backward_add_dq(const BackwardParams& p, const BackwardShared<Tile>& shared,
                                                 const BackwardWork& work) {
@@ -165,7 +178,8 @@ __device__ __forceinline__ void backward_add_dq(const BackwardParams& p, const B
       position = visiting_key_blocks<Tile>(m, p.seqlen_q, p.seqlen_k, p.blocks_n) - 1 - work.block_n;
     }
     if (leader) {
-      while (load_acquire(turn + m) != position) {}
+      while (load_acquire(turn + m) != position) {
+      }
       fence_async_all();
     }
     float* tile = dq + static_cast<std::int64_t>(m) * (Tile::kBlockM * Tile::kHeadDim);
@@ -195,8 +209,8 @@ __device__ __forceinline__ void backward_add_dq(const BackwardParams& p, const B
   }
 }
 
-/// Hides pairs that the mask hides [4.3.4]: this thread's keys are rows, its queries columns. Queries past the end are
-/// not masked; their LSE of +inf makes P = 0.
+/// Hides pairs that the mask hides [4.3.4]: this thread's keys are rows, its queries columns. Queries past
+/// the end are not masked; their LSE of +inf makes P = 0.
 template <class Tile>
 __device__ __forceinline__ void mask_transposed(float (&s)[Tile::kBlockM / 2], int key, int first_query,
                                                 const BackwardParams& p) {
@@ -234,7 +248,9 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
 #pragma unroll
   for (int i = 0; i < kD / 2; ++i) dk[i] = dv[i] = 0.0F;
 
-  const auto rows_of = [&](std::uint32_t tile) { return tile + static_cast<std::uint32_t>(tile_row * kRowBytes); };
+  const auto rows_of = [&](std::uint32_t tile) {
+    return tile + static_cast<std::uint32_t>(tile_row * kRowBytes);
+  };
   const ByColumns<kN> k{rows_of(shared.k())};
   const ByColumns<kN> v{rows_of(shared.v())};
   const bool split_columns = Tile::kPanels == Tile::kWarpgroups;
@@ -300,12 +316,13 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
     multiply_add<kD, kM / 16>(dv, p_words, ByTokens<kM>{shared.dout(stage)});
     wgmma_commit();
 
-    // This key block's share of dQ, transposed [9]. dS lies in two buffers in turn: whoever writes one of them has
-    // passed the barrier below since both warpgroups read it.
+    // This key block's share of dQ, transposed [9]. dS lies in two buffers in turn: whoever writes one of
+    // them has passed the barrier below since both warpgroups read it.
     fence_async_shared();
     named_sync(kDsWritten, 256);
     float dq[Tile::kDqRows / 2];
-    const std::uint32_t ds_row = split_columns ? 0U : static_cast<std::uint32_t>(warpgroup * Tile::kDqRows * kRowBytes);
+    const std::uint32_t ds_row =
+        split_columns ? 0U : static_cast<std::uint32_t>(warpgroup * Tile::kDqRows * kRowBytes);
     wgmma_fence();
     multiply<Tile::kDqRows, kN / 16>(dq, k_by_tokens, ByColumns<kM>{shared.ds(stage) + ds_row});
     wgmma_commit();
@@ -332,7 +349,8 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
     release(shared.q_empty(stage));
     ring.advance();
   };
-  // Query blocks that the mask's edge crosses come first, except in a key block that sticks out of the sequence.
+  // Query blocks that the mask's edge crosses come first, except in a key block that sticks out of the
+  // sequence.
   const int keys_end = (work.block_n + 1) * kN;
   int masked_until = work.first;
   if (keys_end > p.seqlen_k) {
@@ -345,7 +363,7 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
 #pragma unroll 1
   for (int m = masked_until; m < work.last; ++m) step(m, False{});
 
-  // The softmax scale enters dK here, dV never [4.5].
+    // The softmax scale enters dK here, dV never [4.5].
 #pragma unroll
   for (int i = 0; i < kD / 2; ++i) dk[i] = mul(dk[i], p.softmax_scale);
   if (p.group == 1) {
@@ -383,7 +401,8 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
 }
 
 template <class Tile, class Order>
-__global__ void __launch_bounds__(Tile::kThreads, 1) backward_kernel(const __grid_constant__ BackwardParams p) {
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const BackwardShared<Tile> shared{shared_address(memory)};
   if (threadIdx.x == 0) {

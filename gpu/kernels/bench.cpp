@@ -2,8 +2,9 @@
 //
 //   bitattn_gpu_kernels_bench
 //
-// CUDA events around each call, warm-up calls, then the median of many; three sets of inputs in turn. The backward is all
-// of its kernels together. FLOPs: forward 4*B*H*Sq*Sk*D, backward 2.5 times that, halved under a causal mask.
+// CUDA events around each call, warm-up calls, then the median of many; three sets of inputs in turn. The
+// backward is all of its kernels together. FLOPs: forward 4*B*H*Sq*Sk*D, backward 2.5 times that, halved
+// under a causal mask.
 
 #include <algorithm>
 #include <cmath>
@@ -20,7 +21,8 @@ namespace {
 
 using namespace bitattn;
 
-/// FlashAttention-3 with deterministic=True on an H200 of the same kind, two measurements (median of 20, milliseconds).
+/// FlashAttention-3 with deterministic=True on an H200 of the same kind, two measurements (median of 20,
+/// milliseconds).
 struct Peer {
   int batch, heads, length, head_dim;
   bool causal;
@@ -79,9 +81,9 @@ double median_milliseconds(const Call& call) {
 
 void row(const Peer& peer, const char* pass, double milliseconds, double flops, const double (&theirs)[2]) {
   const double best = std::min(theirs[0], theirs[1]);
-  std::printf("| %d, %d, %d, %d | %s | %s | %.4f | %.0f | %.4f / %.4f | %.2f |\n", peer.batch, peer.heads, peer.length,
-              peer.head_dim, peer.causal ? "causal" : "none", pass, milliseconds, flops / milliseconds * 1e-9, theirs[0],
-              theirs[1], best / milliseconds);
+  std::printf("| %d, %d, %d, %d | %s | %s | %.4f | %.0f | %.4f / %.4f | %.2f |\n", peer.batch, peer.heads,
+              peer.length, peer.head_dim, peer.causal ? "causal" : "none", pass, milliseconds,
+              flops / milliseconds * 1e-9, theirs[0], theirs[1], best / milliseconds);
   std::fflush(stdout);
 }
 
@@ -101,7 +103,8 @@ void measure(const Peer& peer) {
   unsigned shift = 0;
   for (Set& set : sets) {
     for (auto* buffer : {&set.q, &set.k, &set.v, &set.dout}) {
-      buffer->upload({words.data() + 64 * shift++, count}, "inputs");  // shifted: other inputs without another hour
+      buffer->upload({words.data() + 64 * shift++, count},
+                     "inputs");  // shifted: other inputs without another hour
     }
     for (auto* buffer : {&set.out, &set.dq, &set.dk, &set.dv}) buffer->allocate(count, "outputs");
     set.lse.allocate(rows, "lse");
@@ -114,15 +117,15 @@ void measure(const Peer& peer) {
   const double flops = 4.0 * static_cast<double>(count) * peer.length / (peer.causal ? 2 : 1);
   row(peer, "forward", median_milliseconds([&](int i) {
         Set& s = sets[i];
-        check_status(
-            bitattn_kernels_forward(&call, view(s.q), view(s.k), view(s.v), view(s.out), s.lse.data(), nullptr));
+        check_status(bitattn_kernels_forward(&call, view(s.q), view(s.k), view(s.v), view(s.out),
+                                             s.lse.data(), nullptr));
       }),
       flops, peer.forward);
   row(peer, "backward", median_milliseconds([&](int i) {
         Set& s = sets[i];
-        check_status(bitattn_kernels_backward(&call, view(s.q), view(s.k), view(s.v), view(s.out), s.lse.data(),
-                                              view(s.dout), view(s.dq), view(s.dk), view(s.dv), workspace.data(),
-                                              workspace.size(), nullptr, nullptr));
+        check_status(bitattn_kernels_backward(&call, view(s.q), view(s.k), view(s.v), view(s.out),
+                                              s.lse.data(), view(s.dout), view(s.dq), view(s.dk), view(s.dv),
+                                              workspace.data(), workspace.size(), nullptr, nullptr));
       }),
       2.5 * flops, peer.backward);
 }
@@ -133,7 +136,9 @@ int main() {
   try {
     std::printf("%s\n\n", gpu::select_device().text().c_str());
     check_status(bitattn_kernels_check_device());
-    std::printf("| B, H, S, D | mask | pass | median ms | TFLOP/s | FlashAttention-3, ms (two runs) | its time / ours |\n");
+    std::printf(
+        "| B, H, S, D | mask | pass | median ms | TFLOP/s | FlashAttention-3, ms (two runs) | its time / "
+        "ours |\n");
     std::printf("| --- | --- | --- | --- | --- | --- | --- |\n");
     for (const Peer& peer : kPeers) measure(peer);
     return 0;

@@ -1,9 +1,10 @@
 #pragma once
-// The forward: out and lse of one tile of query rows a block of threads, in FlashAttention-3's operation order.
+// The forward: out and lse of one tile of query rows a block of threads, in FlashAttention-3's operation
+// order.
 //
-// One warpgroup loads (the copy engine, a ring of key and value tiles), kWarpgroups compute, each for 64 query rows.
-// Step numbers in brackets: docs/spec/fa3-operation-order.md 2. Scores of block n are multiplied while P.V of block n+1
-// still runs; that moves no rounding (2.6).
+// One warpgroup loads (the copy engine, a ring of key and value tiles), kWarpgroups compute, each for 64
+// query rows. Step numbers in brackets: docs/spec/fa3-operation-order.md 2. Scores of block n are multiplied
+// while P.V of block n+1 still runs; that moves no rounding (2.6).
 
 #include "gpu/kernels/async.cuh"
 #include "gpu/kernels/order.cuh"
@@ -52,9 +53,15 @@ struct ForwardShared {
   }
   __device__ __forceinline__ std::uint32_t q_full() const { return barrier(0); }
   __device__ __forceinline__ std::uint32_t k_full(int stage) const { return barrier(1 + stage); }
-  __device__ __forceinline__ std::uint32_t k_empty(int stage) const { return barrier(1 + Tile::kStages + stage); }
-  __device__ __forceinline__ std::uint32_t v_full(int stage) const { return barrier(1 + 2 * Tile::kStages + stage); }
-  __device__ __forceinline__ std::uint32_t v_empty(int stage) const { return barrier(1 + 3 * Tile::kStages + stage); }
+  __device__ __forceinline__ std::uint32_t k_empty(int stage) const {
+    return barrier(1 + Tile::kStages + stage);
+  }
+  __device__ __forceinline__ std::uint32_t v_full(int stage) const {
+    return barrier(1 + 2 * Tile::kStages + stage);
+  }
+  __device__ __forceinline__ std::uint32_t v_empty(int stage) const {
+    return barrier(1 + 3 * Tile::kStages + stage);
+  }
 };
 
 /// Which tile of which head a block computes, and the key blocks [0, last) that its rows may see (2.3).
@@ -64,7 +71,8 @@ struct ForwardWork {
 
 template <class Tile>
 __device__ __forceinline__ ForwardWork forward_work(const ForwardParams& p) {
-  // Heads in groups whose keys and values fit the L2 cache; under a causal mask the longest tiles of a group first.
+  // Heads in groups whose keys and values fit the L2 cache; under a causal mask the longest tiles of a group
+  // first.
   const int index = static_cast<int>(blockIdx.x);
   const int per_group = p.heads_per_group * p.blocks_m;
   const int group = index / per_group;
@@ -78,7 +86,8 @@ __device__ __forceinline__ ForwardWork forward_work(const ForwardParams& p) {
     block_m = in_group % p.blocks_m;
     unit = group * p.heads_per_group + in_group / p.blocks_m;
   }
-  ForwardWork work{block_m, unit % p.heads_q, unit / p.heads_q, (p.seqlen_k + Tile::kBlockN - 1) / Tile::kBlockN};
+  ForwardWork work{block_m, unit % p.heads_q, unit / p.heads_q,
+                   (p.seqlen_k + Tile::kBlockN - 1) / Tile::kBlockN};
   if constexpr (Tile::kCausal) {
     const int visible = (block_m + 1) * Tile::kBlockM + p.seqlen_k - p.seqlen_q;  // of the tile's last row
     work.last = max(0, min(work.last, (visible + Tile::kBlockN - 1) / Tile::kBlockN));
@@ -91,12 +100,12 @@ template <class Tile>
 __device__ __forceinline__ void forward_load(const ForwardParams& p, const ForwardShared<Tile>& shared,
                                              const ForwardWork& work) {
   const int kv_head = work.head / p.group;
-  const auto copy_tile = [&](std::uint32_t tile, int rows, const CUtensorMap* map, std::uint32_t barrier, int token,
-                             int head) {
+  const auto copy_tile = [&](std::uint32_t tile, int rows, const CUtensorMap* map, std::uint32_t barrier,
+                             int token, int head) {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      copy_box(tile + static_cast<std::uint32_t>(panel * rows * kRowBytes), map, barrier, panel * kPanelColumns, token,
-               head, work.batch);
+      copy_box(tile + static_cast<std::uint32_t>(panel * rows * kRowBytes), map, barrier,
+               panel * kPanelColumns, token, head, work.batch);
     }
   };
   barrier_expect(shared.q_full(), Tile::kQueryBytes);
@@ -106,10 +115,12 @@ __device__ __forceinline__ void forward_load(const ForwardParams& p, const Forwa
   for (int n = work.last - 1; n >= 0; --n) {
     barrier_wait(shared.k_empty(ring.stage), ring.parity ^ 1);
     barrier_expect(shared.k_full(ring.stage), Tile::kKeyBytes);
-    copy_tile(shared.k(ring.stage), Tile::kBlockN, &p.k, shared.k_full(ring.stage), n * Tile::kBlockN, kv_head);
+    copy_tile(shared.k(ring.stage), Tile::kBlockN, &p.k, shared.k_full(ring.stage), n * Tile::kBlockN,
+              kv_head);
     barrier_wait(shared.v_empty(ring.stage), ring.parity ^ 1);
     barrier_expect(shared.v_full(ring.stage), Tile::kKeyBytes);
-    copy_tile(shared.v(ring.stage), Tile::kBlockN, &p.v, shared.v_full(ring.stage), n * Tile::kBlockN, kv_head);
+    copy_tile(shared.v(ring.stage), Tile::kBlockN, &p.v, shared.v_full(ring.stage), n * Tile::kBlockN,
+              kv_head);
     ring.advance();
   }
 }
@@ -129,7 +140,8 @@ __device__ __forceinline__ void mask_scores(float (&s)[Tile::kBlockN / 2], int f
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     last[i] = kTestLength ? p.seqlen_k - column : 0x7fffffff;
-    if constexpr (Tile::kCausal) last[i] = min(last[i], first_row + 8 * i + 1 + p.seqlen_k - p.seqlen_q - column);
+    if constexpr (Tile::kCausal)
+      last[i] = min(last[i], first_row + 8 * i + 1 + p.seqlen_k - p.seqlen_q - column);
   }
 #pragma unroll
   for (int v = 0; v < Tile::kBlockN / 8; ++v) {
@@ -140,10 +152,12 @@ __device__ __forceinline__ void mask_scores(float (&s)[Tile::kBlockN / 2], int f
   }
 }
 
-/// Scores of one key block become exponentials; row max and sums go on [2.5.4 to 2.5.8]. alpha: the factor for what
-/// was summed before. kCheckInfinity: rows that have seen no key yet are possible (the kernel's masking steps).
+/// Scores of one key block become exponentials; row max and sums go on [2.5.4 to 2.5.8]. alpha: the factor
+/// for what was summed before. kCheckInfinity: rows that have seen no key yet are possible (the kernel's
+/// masking steps).
 template <class Tile, class Order, bool kFirst, bool kCheckInfinity>
-__device__ __forceinline__ void softmax_step(float (&s)[Tile::kBlockN / 2], RowState& row, float (&alpha)[2], float c) {
+__device__ __forceinline__ void softmax_step(float (&s)[Tile::kBlockN / 2], RowState& row, float (&alpha)[2],
+                                             float c) {
   constexpr int kGroups = Tile::kBlockN / 8;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -197,7 +211,9 @@ struct Turns {
     if (warpgroup == 0) named_arrive(1, kThreads);
   }
   __device__ __forceinline__ void wait() const { named_sync(1 + warpgroup, kThreads); }
-  __device__ __forceinline__ void pass_on() const { named_arrive(1 + (warpgroup + 1) % Tile::kWarpgroups, kThreads); }
+  __device__ __forceinline__ void pass_on() const {
+    named_arrive(1 + (warpgroup + 1) % Tile::kWarpgroups, kThreads);
+  }
 };
 
 /// One computing warpgroup.
@@ -299,7 +315,8 @@ __device__ __forceinline__ void forward_compute(const ForwardParams& p, const Fo
     inverse[i] = usable ? rcp(total) : 0.0F;
     const float lse = usable ? Order::lse(row.max[i], total, p.scale_log2) : minus_infinity();
     if (lane % 4 == 0 && query + 8 * i < p.seqlen_q) {
-      p.lse[(static_cast<std::int64_t>(work.batch) * p.heads_q + work.head) * p.seqlen_q + query + 8 * i] = lse;
+      p.lse[(static_cast<std::int64_t>(work.batch) * p.heads_q + work.head) * p.seqlen_q + query + 8 * i] =
+          lse;
     }
   }
   wgmma_wait<0>();
@@ -313,7 +330,8 @@ __device__ __forceinline__ void forward_compute(const ForwardParams& p, const Fo
   if (thread == 0) {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      store_box(&p.out, shared.q() + static_cast<std::uint32_t>((panel * Tile::kBlockM + tile_row) * kRowBytes),
+      store_box(&p.out,
+                shared.q() + static_cast<std::uint32_t>((panel * Tile::kBlockM + tile_row) * kRowBytes),
                 panel * kPanelColumns, work.block_m * Tile::kBlockM + tile_row, work.head, work.batch);
     }
     copies_commit();
@@ -332,8 +350,8 @@ __device__ __forceinline__ void forward_empty(const ForwardParams& p, const Forw
     *reinterpret_cast<uint4*>(out) = uint4{0, 0, 0, 0};
   }
   for (int i = static_cast<int>(threadIdx.x); i < rows; i += Tile::kThreads) {
-    p.lse[(static_cast<std::int64_t>(work.batch) * p.heads_q + work.head) * p.seqlen_q + work.block_m * Tile::kBlockM +
-          i] = minus_infinity();
+    p.lse[(static_cast<std::int64_t>(work.batch) * p.heads_q + work.head) * p.seqlen_q +
+          work.block_m * Tile::kBlockM + i] = minus_infinity();
   }
 }
 

@@ -15,7 +15,9 @@ struct Failure {
   std::string message;
 };
 
-[[noreturn]] inline void fail(int status, const std::string& message) { throw Failure{status, message}; }
+[[noreturn]] inline void fail(int status, const std::string& message) {
+  throw Failure{status, message};
+}
 
 inline void check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;

@@ -46,14 +46,18 @@ void check_device() {
   }
 }
 
-constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int ceil_div(int a, int b) {
+  return (a + b - 1) / b;
+}
 
 int query_tile(const BitattnCall& call) {
   return call.head_dim == 64 ? 128 : call.causal != 0 ? 64 : 80;  // docs/spec/fa3-operation-order.md 4.1
 }
 constexpr int kKeyTile = 128;
 
-int padded(int length, int tile) { return ceil_div(length, tile) * tile; }
+int padded(int length, int tile) {
+  return ceil_div(length, tile) * tile;
+}
 
 void check_call(const BitattnCall& call) {
   const auto refuse = [](const std::string& why) { fail(BITATTN_KERNELS_UNSUPPORTED, why); };
@@ -76,7 +80,9 @@ void check_call(const BitattnCall& call) {
   }
 }
 
-Strides strides_of(const BitattnTensor& tensor) { return {tensor.batch_stride, tensor.token_stride, tensor.head_stride}; }
+Strides strides_of(const BitattnTensor& tensor) {
+  return {tensor.batch_stride, tensor.token_stride, tensor.head_stride};
+}
 
 void check_tensor(const BitattnTensor& tensor, const char* name) {
   const auto aligned = [](std::int64_t bytes) { return bytes % 16 == 0; };
@@ -86,22 +92,24 @@ void check_tensor(const BitattnTensor& tensor, const char* name) {
   }
   for (const std::int64_t stride : {tensor.batch_stride, tensor.token_stride, tensor.head_stride}) {
     if (!aligned(2 * stride) || stride < 0) {
-      fail(BITATTN_KERNELS_MISALIGNED,
-           std::string(name) + ": a stride of " + std::to_string(stride) + " elements, it must be a multiple of 8");
+      fail(BITATTN_KERNELS_MISALIGNED, std::string(name) + ": a stride of " + std::to_string(stride) +
+                                           " elements, it must be a multiple of 8");
     }
   }
 }
 
 /// The scalars as FlashAttention-3's host code computes them (docs/spec/fa3-operation-order.md 2.1).
-float softmax_scale(const BitattnCall& call) { return static_cast<float>(call.softmax_scale); }
+float softmax_scale(const BitattnCall& call) {
+  return static_cast<float>(call.softmax_scale);
+}
 float scale_log2(const BitattnCall& call) {
   constexpr double kLog2E = 1.4426950408889634074;
   return static_cast<float>(static_cast<double>(softmax_scale(call)) * kLog2E);
 }
 
 template <class Params>
-void launch(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes, cudaStream_t stream, const Params& params,
-            const char* name) {
+void launch(void (*kernel)(Params), dim3 grid, int threads, int shared_bytes, cudaStream_t stream,
+            const Params& params, const char* name) {
   if (shared_bytes > 48 * 1024) {
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), name);
   }
@@ -118,8 +126,8 @@ void zero(const BitattnTensor& tensor, const BitattnCall& call, int tokens, int 
 }
 
 template <class Tile>
-void launch_forward(const BitattnCall& call, const BitattnTensor& q, const BitattnTensor& k, const BitattnTensor& v,
-                    const BitattnTensor& out, float* lse, cudaStream_t stream) {
+void launch_forward(const BitattnCall& call, const BitattnTensor& q, const BitattnTensor& k,
+                    const BitattnTensor& v, const BitattnTensor& out, float* lse, cudaStream_t stream) {
   const int d = call.head_dim;
   ForwardParams p{};
   p.q = tensor_map(q, "q", d, call.seqlen_q, call.heads_q, call.batch, Tile::kBlockM);
@@ -140,8 +148,8 @@ void launch_forward(const BitattnCall& call, const BitattnTensor& q, const Bitat
   constexpr std::int64_t kCacheBytes = 32 << 20;
   const std::int64_t bytes_per_head = 4LL * call.seqlen_k * d / p.group;
   const std::int64_t heads = static_cast<std::int64_t>(call.batch) * call.heads_q;
-  p.heads_per_group =
-      static_cast<int>(std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(1, bytes_per_head), 1, heads));
+  p.heads_per_group = static_cast<int>(
+      std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(1, bytes_per_head), 1, heads));
   launch(forward_kernel<Tile, Flash3Order>, dim3(static_cast<unsigned>(heads * p.blocks_m)), Tile::kThreads,
          ForwardShared<Tile>::kBytes, stream, p, "forward");
 }
@@ -242,8 +250,8 @@ void launch_backward(const BitattnCall& call, const BackwardTensors& t, unsigned
   pre.padded_q = blocks_m * Tile::kBlockM;
   constexpr int kRowsPerBlock = kRowThreads / (Tile::kHeadDim / 8);
   launch(preprocess_kernel<Tile::kHeadDim, Flash3Order>,
-         dim3(static_cast<unsigned>(ceil_div(pre.padded_q, kRowsPerBlock)), heads, batch), kRowThreads, 0, stream, pre,
-         "backward, preprocess");
+         dim3(static_cast<unsigned>(ceil_div(pre.padded_q, kRowsPerBlock)), heads, batch), kRowThreads, 0,
+         stream, pre, "backward, preprocess");
 
   BackwardParams p{};
   p.q = tensor_map(t.q, "q", d, call.seqlen_q, call.heads_q, call.batch, Tile::kBlockM);
@@ -270,8 +278,8 @@ void launch_backward(const BitattnCall& call, const BackwardTensors& t, unsigned
   p.blocks_n = blocks_n;
   p.descending = Tile::kCausal && call.dq_left_to_right == 0 ? 1 : 0;
   launch(backward_kernel<Tile, Flash3Order>,
-         dim3(static_cast<unsigned>(static_cast<std::int64_t>(call.batch) * call.heads_q * blocks_n)), Tile::kThreads,
-         BackwardShared<Tile>::kBytes, stream, p, "backward");
+         dim3(static_cast<unsigned>(static_cast<std::int64_t>(call.batch) * call.heads_q * blocks_n)),
+         Tile::kThreads, BackwardShared<Tile>::kBytes, stream, p, "backward");
 
   DqPostprocessParams post{};
   post.dq_accum = p.dq_accum;
@@ -284,11 +292,12 @@ void launch_backward(const BitattnCall& call, const BackwardTensors& t, unsigned
   post.seqlen_k = call.seqlen_k;
   post.blocks_m = blocks_m;
   post.blocks_n = blocks_n;
-  launch(dq_postprocess_kernel<Tile>, dim3(static_cast<unsigned>(blocks_m), heads, batch), 128 * Tile::kWarpgroups, 0,
-         stream, post, "backward, dq postprocess");
+  launch(dq_postprocess_kernel<Tile>, dim3(static_cast<unsigned>(blocks_m), heads, batch),
+         128 * Tile::kWarpgroups, 0, stream, post, "backward, dq postprocess");
 
   if (group == 1) return;
-  const auto add_group = [&](const float* parts, float* sums, const BitattnTensor& gradient, const char* name) {
+  const auto add_group = [&](const float* parts, float* sums, const BitattnTensor& gradient,
+                             const char* name) {
     GroupSumParams g{};
     g.parts = parts;
     g.sums = sums;
@@ -299,9 +308,10 @@ void launch_backward(const BitattnCall& call, const BackwardTensors& t, unsigned
     g.seqlen_k = call.seqlen_k;
     g.padded_k = blocks_n * Tile::kBlockN;
     constexpr int kRows = kRowThreads / (Tile::kHeadDim / 4);
-    launch(group_sum_kernel<Tile::kHeadDim>,
-           dim3(static_cast<unsigned>(ceil_div(g.padded_k, kRows)), static_cast<unsigned>(call.heads_kv), batch),
-           kRowThreads, 0, stream, g, name);
+    launch(
+        group_sum_kernel<Tile::kHeadDim>,
+        dim3(static_cast<unsigned>(ceil_div(g.padded_k, kRows)), static_cast<unsigned>(call.heads_kv), batch),
+        kRowThreads, 0, stream, g, name);
   };
   add_group(p.dv_parts, keep.dv_accum, t.dv, "backward, dv of the groups");
   add_group(p.dk_parts, keep.dk_accum, t.dk, "backward, dk of the groups");
@@ -381,25 +391,34 @@ int bitattn_kernels_check_device(void) {
   return guarded([] { check_device(); });
 }
 
-int bitattn_kernels_forward(const BitattnCall* call, BitattnTensor q, BitattnTensor k, BitattnTensor v, BitattnTensor out,
-                            float* lse, void* stream) {
+int bitattn_kernels_forward(const BitattnCall* call, BitattnTensor q, BitattnTensor k, BitattnTensor v,
+                            BitattnTensor out, float* lse, void* stream) {
   return guarded([&] { forward(*call, q, k, v, out, lse, static_cast<cudaStream_t>(stream)); });
 }
 
-size_t bitattn_kernels_backward_workspace(const BitattnCall* call) { return plan_workspace(*call).bytes; }
-int32_t bitattn_kernels_padded_q(const BitattnCall* call) { return padded(call->seqlen_q, query_tile(*call)); }
-int32_t bitattn_kernels_padded_k(const BitattnCall* call) { return padded(call->seqlen_k, kKeyTile); }
+size_t bitattn_kernels_backward_workspace(const BitattnCall* call) {
+  return plan_workspace(*call).bytes;
+}
+int32_t bitattn_kernels_padded_q(const BitattnCall* call) {
+  return padded(call->seqlen_q, query_tile(*call));
+}
+int32_t bitattn_kernels_padded_k(const BitattnCall* call) {
+  return padded(call->seqlen_k, kKeyTile);
+}
 
-int bitattn_kernels_backward(const BitattnCall* call, BitattnTensor q, BitattnTensor k, BitattnTensor v, BitattnTensor out,
-                             const float* lse, BitattnTensor dout, BitattnTensor dq, BitattnTensor dk, BitattnTensor dv,
-                             void* workspace, size_t workspace_bytes, const BitattnIntermediates* intermediates,
-                             void* stream) {
+int bitattn_kernels_backward(const BitattnCall* call, BitattnTensor q, BitattnTensor k, BitattnTensor v,
+                             BitattnTensor out, const float* lse, BitattnTensor dout, BitattnTensor dq,
+                             BitattnTensor dk, BitattnTensor dv, void* workspace, size_t workspace_bytes,
+                             const BitattnIntermediates* intermediates, void* stream) {
   return guarded([&] {
     backward(*call, BackwardTensors{q, k, v, out, dout, dq, dk, dv, lse}, workspace, workspace_bytes,
-             intermediates != nullptr ? *intermediates : BitattnIntermediates{}, static_cast<cudaStream_t>(stream));
+             intermediates != nullptr ? *intermediates : BitattnIntermediates{},
+             static_cast<cudaStream_t>(stream));
   });
 }
 
-const char* bitattn_kernels_message(void) { return last_message().c_str(); }
+const char* bitattn_kernels_message(void) {
+  return last_message().c_str();
+}
 
 }  // extern "C"

@@ -10,7 +10,9 @@ namespace bitattn::gpu {
 /// FlashAttention-3 as nvcc 13.0.88 compiles it (docs/spec/fa3-operation-order.md, sections in brackets).
 struct Flash3Order {
   /// The row's reference of the exponents: m * c, rounded on its own [2.5.6].
-  __device__ __forceinline__ static float forward_reference(float row_max, float c) { return mul(row_max, c); }
+  __device__ __forceinline__ static float forward_reference(float row_max, float c) {
+    return mul(row_max, c);
+  }
   /// Argument of the forward's exponential: x * c fused with the rounded reference [2.5.7].
   __device__ __forceinline__ static float forward_exponent(float x, float c, float reference) {
     return fused_multiply_subtract(x, c, reference);

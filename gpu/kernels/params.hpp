@@ -43,7 +43,7 @@ struct BackwardParams {
   CUtensorMap q, dout, k, v;  ///< boxes of a tile's rows
   CUtensorMap dk, dv;         ///< boxes of 64 rows; not used where query heads share a KV head
   const float *dpsum, *lse_log2;
-  float* dq_accum;             ///< [batch][heads_q][block m][block_m * head_dim], in the order of the threads' registers
+  float* dq_accum;  ///< [batch][heads_q][block m][block_m * head_dim], in the order of the threads' registers
   float *dk_parts, *dv_parts;  ///< group > 1: [batch][heads_q][padded_k][head_dim]
   int* turns;                  ///< [batch][heads_q][block m]: key blocks that have added their dQ
   int* ticket;                 ///< blocks of threads that have started
@@ -56,7 +56,8 @@ struct BackwardParams {
 struct DqPostprocessParams {
   const float* dq_accum;
   std::uint16_t* dq;
-  float* dq_rows;  ///< may be nullptr: the accumulators as rows, [batch][heads_q][blocks_m * block_m][head_dim]
+  float*
+      dq_rows;  ///< may be nullptr: the accumulators as rows, [batch][heads_q][blocks_m * block_m][head_dim]
   Strides dq_strides;
   float softmax_scale;
   int batch, heads_q, seqlen_q, seqlen_k, blocks_m, blocks_n;

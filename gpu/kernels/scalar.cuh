@@ -1,9 +1,10 @@
 #pragma once
 // The scalar fp32 arithmetic of FlashAttention-3, one PTX instruction a function.
 //
-// An operation order is the subject, so nothing here is left to the compiler: every addition, multiplication and fused
-// multiply-add is written as the instruction that the real kernels execute (docs/spec/fa3-operation-order.md 1.2). PTX
-// instructions with an explicit rounding mode are never contracted.
+// An operation order is the subject, so nothing here is left to the compiler: every addition, multiplication
+// and fused multiply-add is written as the instruction that the real kernels execute
+// (docs/spec/fa3-operation-order.md 1.2). PTX instructions with an explicit rounding mode are never
+// contracted.
 
 #include <cstdint>
 
@@ -35,7 +36,9 @@ __device__ __forceinline__ float fma(float a, float b, float c) {
 }
 
 /// a * b - c in one rounding.
-__device__ __forceinline__ float fused_multiply_subtract(float a, float b, float c) { return fma(a, b, -c); }
+__device__ __forceinline__ float fused_multiply_subtract(float a, float b, float c) {
+  return fma(a, b, -c);
+}
 
 __device__ __forceinline__ float max_ftz(float a, float b) {
   float d;
@@ -75,12 +78,24 @@ __device__ __forceinline__ std::uint32_t bf16_pair(float low, float high) {
   return d;
 }
 
-__device__ __forceinline__ float bf16_low(std::uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float bf16_high(std::uint32_t pair) { return __uint_as_float(pair & 0xffff0000U); }
+__device__ __forceinline__ float bf16_low(std::uint32_t pair) {
+  return __uint_as_float(pair << 16);
+}
+__device__ __forceinline__ float bf16_high(std::uint32_t pair) {
+  return __uint_as_float(pair & 0xffff0000U);
+}
 
-__device__ __forceinline__ float minus_infinity() { return __uint_as_float(0xff800000U); }
-__device__ __forceinline__ float plus_infinity() { return __uint_as_float(0x7f800000U); }
-__device__ __forceinline__ float ln2() { return __uint_as_float(0x3f317218U); }
-__device__ __forceinline__ float log2e() { return __uint_as_float(0x3fb8aa3bU); }
+__device__ __forceinline__ float minus_infinity() {
+  return __uint_as_float(0xff800000U);
+}
+__device__ __forceinline__ float plus_infinity() {
+  return __uint_as_float(0x7f800000U);
+}
+__device__ __forceinline__ float ln2() {
+  return __uint_as_float(0x3f317218U);
+}
+__device__ __forceinline__ float log2e() {
+  return __uint_as_float(0x3fb8aa3bU);
+}
 
 }  // namespace bitattn::gpu

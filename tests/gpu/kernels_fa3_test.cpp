@@ -1,5 +1,6 @@
-// Proves, on a Hopper GPU: the backend gpu:fa3 gives every bit of the emulated FlashAttention-3 kernels, intermediates
-// included, and every recorded bit of the real ones; the same bits in every run; and refuses what it does not have.
+// Proves, on a Hopper GPU: the backend gpu:fa3 gives every bit of the emulated FlashAttention-3 kernels,
+// intermediates included, and every recorded bit of the real ones; the same bits in every run; and refuses
+// what it does not have.
 
 #include <gtest/gtest.h>
 
@@ -18,7 +19,7 @@ namespace {
 
 using test::Difference;
 
-#define SKIP_WITHOUT_HOPPER()                                                    \
+#define SKIP_WITHOUT_HOPPER() \
   if (bitattn_kernels_check_device() != BITATTN_KERNELS_OK) GTEST_SKIP() << bitattn_kernels_message()
 
 RunOptions everything() {
@@ -77,7 +78,8 @@ Capture generated(const std::string& regime, const Shape& shape, std::size_t hea
   Capture capture;
   capture.name = regime + " b" + std::to_string(shape.batch) + " h" + std::to_string(shape.heads_q) + "/" +
                  std::to_string(shape.heads_kv) + " q" + std::to_string(shape.seqlen_q) + " k" +
-                 std::to_string(shape.seqlen_k) + " d" + std::to_string(head_dim) + (causal ? " causal" : " full");
+                 std::to_string(shape.seqlen_k) + " d" + std::to_string(head_dim) +
+                 (causal ? " causal" : " full");
   capture.problem = generate(options);
   return capture;
 }
@@ -96,15 +98,16 @@ TEST_P(Grid, EveryBitOfTheEmulatorInEveryShape) {
   SKIP_WITHOUT_HOPPER();
   const auto [head_dim, causal] = GetParam();
   const Shape shapes[] = {
-      {1, 1, 1, 64, 64},   {1, 1, 1, 1, 1},     {1, 1, 1, 1, 400},   {1, 2, 2, 3, 5},    {1, 1, 1, 128, 128},
-      {1, 1, 1, 80, 176},  {2, 1, 1, 176, 192}, {1, 2, 1, 200, 333}, {1, 1, 1, 333, 457}, {1, 1, 1, 457, 333},
-      {1, 1, 1, 300, 100}, {2, 4, 2, 257, 255}, {1, 8, 1, 129, 385}, {1, 3, 3, 512, 512}, {1, 1, 1, 65, 1025},
-      {1, 2, 2, 1025, 65},
+      {1, 1, 1, 64, 64},   {1, 1, 1, 1, 1},     {1, 1, 1, 1, 400},   {1, 2, 2, 3, 5},
+      {1, 1, 1, 128, 128}, {1, 1, 1, 80, 176},  {2, 1, 1, 176, 192}, {1, 2, 1, 200, 333},
+      {1, 1, 1, 333, 457}, {1, 1, 1, 457, 333}, {1, 1, 1, 300, 100}, {2, 4, 2, 257, 255},
+      {1, 8, 1, 129, 385}, {1, 3, 3, 512, 512}, {1, 1, 1, 65, 1025}, {1, 2, 2, 1025, 65},
   };
   std::size_t compared = 0;
   std::uint64_t seed = 1;
   for (const Shape& shape : shapes) {
-    compared += expect_emulated_bits(generated("normal", shape, static_cast<std::size_t>(head_dim), causal, seed++));
+    compared +=
+        expect_emulated_bits(generated("normal", shape, static_cast<std::size_t>(head_dim), causal, seed++));
   }
   std::printf("%zu shapes, %zu elements compared\n", std::size(shapes), compared);
 }
@@ -125,8 +128,10 @@ TEST_P(Grid, EveryBitOfTheEmulatorInLongRows) {
   SKIP_WITHOUT_HOPPER();
   const auto [head_dim, causal] = GetParam();
   const std::size_t compared =
-      expect_emulated_bits(generated("late", {1, 2, 2, 2048, 2048}, static_cast<std::size_t>(head_dim), causal, 7)) +
-      expect_emulated_bits(generated("normal", {1, 4, 1, 777, 1999}, static_cast<std::size_t>(head_dim), causal, 8));
+      expect_emulated_bits(
+          generated("late", {1, 2, 2, 2048, 2048}, static_cast<std::size_t>(head_dim), causal, 7)) +
+      expect_emulated_bits(
+          generated("normal", {1, 4, 1, 777, 1999}, static_cast<std::size_t>(head_dim), causal, 8));
   std::printf("%zu elements compared\n", compared);
 }
 
@@ -141,7 +146,8 @@ TEST_P(Grid, LeftToRightWhereTheKernelFixesNoOrder) {
 TEST_P(Grid, TheSameBitsInEveryRun) {
   SKIP_WITHOUT_HOPPER();
   const auto [head_dim, causal] = GetParam();
-  const Capture capture = generated("normal", {2, 8, 4, 1500, 1500}, static_cast<std::size_t>(head_dim), causal, 10);
+  const Capture capture =
+      generated("normal", {2, 8, 4, 1500, 1500}, static_cast<std::size_t>(head_dim), causal, 10);
   const Result first = gpu_kernels_backend()->run(capture, everything());
   for (int i = 0; i < 9; ++i) expect_same(first, gpu_kernels_backend()->run(capture, everything()));
 }
@@ -161,7 +167,8 @@ void expect_recorded_bits(const std::vector<std::string>& paths) {
     const Capture capture = test::load(path);
     const Problem& problem = capture.problem;
     const bool supported = (problem.head_dim == 64 || problem.head_dim == 128) && problem.softcap == 0 &&
-                           problem.window_left < 0 && problem.window_right < 0 && problem.layout == Layout::bshd;
+                           problem.window_left < 0 && problem.window_right < 0 &&
+                           problem.layout == Layout::bshd;
     if (!supported) {
       EXPECT_THROW(gpu_kernels_backend()->run(capture, {}), InputError);
       continue;
@@ -172,7 +179,8 @@ void expect_recorded_bits(const std::vector<std::string>& paths) {
     ++run;
   }
   EXPECT_GE(run, 1U);
-  std::printf("%zu captures (%zu of other kinds refused), %zu elements compared\n", run, paths.size() - run, compared);
+  std::printf("%zu captures (%zu of other kinds refused), %zu elements compared\n", run, paths.size() - run,
+              compared);
 }
 
 TEST(KernelsFa3Goldens, EveryBitOfTheBundledCaptures) {
@@ -199,7 +207,8 @@ TEST(KernelsFa3, RefusesInOneLine) {
     return "not refused";
   };
   Capture capture = generated("normal", {1, 1, 1, 16, 16}, 96, false, 1);
-  EXPECT_NE(message(capture).find("head dim 96, the kernels have 64 and 128"), std::string::npos) << message(capture);
+  EXPECT_NE(message(capture).find("head dim 96, the kernels have 64 and 128"), std::string::npos)
+      << message(capture);
   capture = generated("normal", {1, 1, 1, 16, 16}, 64, false, 1);
   capture.problem.softcap = 30;
   EXPECT_NE(message(capture).find("softcap is not supported"), std::string::npos) << message(capture);
@@ -225,7 +234,8 @@ TEST(KernelsFa3, TheInterfaceReportsCodes) {
   EXPECT_STREQ(bitattn_kernels_message(), "out: no memory");
   float* const lse = reinterpret_cast<float*>(std::uintptr_t{256});  // never followed: the checks come first
   const BitattnTensor crooked{reinterpret_cast<void*>(std::uintptr_t{264}), 0, 128, 128};
-  EXPECT_EQ(bitattn_kernels_forward(&call, crooked, crooked, crooked, crooked, lse, nullptr), BITATTN_KERNELS_MISALIGNED);
+  EXPECT_EQ(bitattn_kernels_forward(&call, crooked, crooked, crooked, crooked, lse, nullptr),
+            BITATTN_KERNELS_MISALIGNED);
   call.head_dim = 96;
   EXPECT_EQ(bitattn_kernels_forward(&call, crooked, crooked, crooked, crooked, lse, nullptr),
             BITATTN_KERNELS_UNSUPPORTED);

@@ -1,6 +1,6 @@
 // Proves, on a Hopper GPU: the copy engine's tiles, the tensor core's descriptors and the register layouts of
-// gpu/kernels are what the kernels take them for, in every operand orientation and width that they use, and the products
-// are the emulator's chains, bit for bit.
+// gpu/kernels are what the kernels take them for, in every operand orientation and width that they use, and
+// the products are the emulator's chains, bit for bit.
 
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@
 namespace bitattn::gpu {
 namespace {
 
-#define SKIP_WITHOUT_HOPPER()                                                    \
+#define SKIP_WITHOUT_HOPPER() \
   if (bitattn_kernels_check_device() != BITATTN_KERNELS_OK) GTEST_SKIP() << bitattn_kernels_message()
 
 /// BF16 words over some 16 binades, zeros and a few subnormals among them.
@@ -41,7 +41,8 @@ __device__ void load_tile(std::uint32_t tile, const CUtensorMap* map, std::uint3
     barrier_init_done();
     barrier_expect(barrier, kRows * kColumns * 2);
     for (int panel = 0; panel < kColumns / 64; ++panel) {
-      copy_box(tile + static_cast<std::uint32_t>(panel * kRows * kRowBytes), map, barrier, panel * 64, 0, 0, 0);
+      copy_box(tile + static_cast<std::uint32_t>(panel * kRows * kRowBytes), map, barrier, panel * 64, 0, 0,
+               0);
     }
   }
   __syncthreads();
@@ -59,8 +60,8 @@ __device__ void write_accumulators(const float (&d)[kCount], float* out, int col
 
 /// D[64][N] = A[first_row + 64][D] . B[N][D]: scores.
 template <int kRowsA, int kN, int kD>
-__global__ void by_columns(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, int first_row,
-                           float* out) {
+__global__ void by_columns(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+                           int first_row, float* out) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ std::uint64_t barriers[2];
   const std::uint32_t tile_a = shared_address(memory);
@@ -108,8 +109,8 @@ __global__ void from_registers(const std::uint16_t* a, const __grid_constant__ C
 
 /// D[64][N] = A[K][64 * panel ...]^T . B[first_row + N][K]: dQ transposed.
 template <int kK, int kRowsB, int kN>
-__global__ void by_tokens(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b, int panel,
-                          int first_row, float* out) {
+__global__ void by_tokens(const __grid_constant__ CUtensorMap a, const __grid_constant__ CUtensorMap b,
+                          int panel, int first_row, float* out) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ std::uint64_t barriers[2];
   const std::uint32_t tile_a = shared_address(memory);
@@ -126,8 +127,8 @@ __global__ void by_tokens(const __grid_constant__ CUtensorMap a, const __grid_co
   write_accumulators(d, out, kN);
 }
 
-/// Accumulators 64 x kColumns to a tile, straight (rows first_row ...) or transposed (into panel first_row / 64), then the
-/// tile as it lies, row by row of the swizzle's own formula.
+/// Accumulators 64 x kColumns to a tile, straight (rows first_row ...) or transposed (into panel first_row /
+/// 64), then the tile as it lies, row by row of the swizzle's own formula.
 template <int kRows, int kColumns, bool kTransposed>
 __global__ void stores(const float* in, int first_row, std::uint16_t* out) {
   extern __shared__ __align__(1024) unsigned char memory[];
@@ -160,7 +161,8 @@ CUtensorMap map_of(const Buffer<std::uint16_t>& buffer, int rows, int columns) {
 
 template <class... Parameters, class... Arguments>
 void run_kernel(void (*kernel)(Parameters...), int shared_bytes, Arguments... arguments) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes), "shared memory");
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+        "shared memory");
   kernel<<<1, 128, static_cast<std::size_t>(shared_bytes)>>>(arguments...);
   check(cudaGetLastError(), "launch");
   check(cudaDeviceSynchronize(), "kernel");
@@ -188,7 +190,8 @@ void expect_all(const std::vector<float>& out, int columns, const Expected& expe
     for (int j = 0; j < columns; ++j) {
       const std::uint32_t want = expected(i, j);
       const std::uint32_t got = arith::to_bits(out[static_cast<std::size_t>(i * columns + j)]);
-      if (want != got && ++wrong <= 3) ADD_FAILURE() << "element " << i << ", " << j << ": " << got << " != " << want;
+      if (want != got && ++wrong <= 3)
+        ADD_FAILURE() << "element " << i << ", " << j << ": " << got << " != " << want;
     }
   }
   EXPECT_EQ(wrong, 0) << "of " << 64 * columns;
@@ -203,11 +206,12 @@ void test_by_columns(int first_row) {
   gpu_a.upload(a, "a");
   gpu_b.upload(b, "b");
   Buffer<float> out(64 * kN);
-  run_kernel(by_columns<kRowsA, kN, kD>, (kRowsA + kN) * kD * 2, map_of(gpu_a, kRowsA, kD), map_of(gpu_b, kN, kD),
-             first_row, out.data());
+  run_kernel(by_columns<kRowsA, kN, kD>, (kRowsA + kN) * kD * 2, map_of(gpu_a, kRowsA, kD),
+             map_of(gpu_b, kN, kD), first_row, out.data());
   expect_all(out.download("out"), kN, [&](int i, int j) {
-    return chain(0, kD, [&](int k) { return a[static_cast<std::size_t>((first_row + i) * kD + k)]; },
-                 [&](int k) { return b[static_cast<std::size_t>(j * kD + k)]; });
+    return chain(
+        0, kD, [&](int k) { return a[static_cast<std::size_t>((first_row + i) * kD + k)]; },
+        [&](int k) { return b[static_cast<std::size_t>(j * kD + k)]; });
   });
 }
 
@@ -218,17 +222,20 @@ void test_from_registers() {
   const auto b = random_words(kK * kN, kK + 1);
   std::vector<float> c(64 * kN);
   const auto c_words = random_words(64 * kN, kK + 2);
-  for (std::size_t i = 0; i < c.size(); ++i) c[i] = arith::from_bits(static_cast<std::uint32_t>(c_words[i]) << 16U);
+  for (std::size_t i = 0; i < c.size(); ++i)
+    c[i] = arith::from_bits(static_cast<std::uint32_t>(c_words[i]) << 16U);
   Buffer<std::uint16_t> gpu_a, gpu_b;
   Buffer<float> gpu_c, out(64 * kN);
   gpu_a.upload(a, "a");
   gpu_b.upload(b, "b");
   gpu_c.upload(c, "c");
-  run_kernel(from_registers<kK, kN>, kK * kN * 2, gpu_a.data(), map_of(gpu_b, kK, kN), gpu_c.data(), out.data());
+  run_kernel(from_registers<kK, kN>, kK * kN * 2, gpu_a.data(), map_of(gpu_b, kK, kN), gpu_c.data(),
+             out.data());
   expect_all(out.download("out"), kN, [&](int i, int j) {
-    return chain(arith::to_bits(c[static_cast<std::size_t>(i * kN + j)]), kK,
-                 [&](int k) { return a[static_cast<std::size_t>(i * kK + k)]; },
-                 [&](int k) { return b[static_cast<std::size_t>(k * kN + j)]; });
+    return chain(
+        arith::to_bits(c[static_cast<std::size_t>(i * kN + j)]), kK,
+        [&](int k) { return a[static_cast<std::size_t>(i * kK + k)]; },
+        [&](int k) { return b[static_cast<std::size_t>(k * kN + j)]; });
   });
 }
 
@@ -242,11 +249,12 @@ void test_by_tokens(int panel, int first_row) {
   gpu_a.upload(a, "a");
   gpu_b.upload(b, "b");
   Buffer<float> out(64 * kN);
-  run_kernel(by_tokens<kK, kRowsB, kN>, (kK * 128 + kRowsB * kK) * 2, map_of(gpu_a, kK, 128), map_of(gpu_b, kRowsB, kK),
-             panel, first_row, out.data());
+  run_kernel(by_tokens<kK, kRowsB, kN>, (kK * 128 + kRowsB * kK) * 2, map_of(gpu_a, kK, 128),
+             map_of(gpu_b, kRowsB, kK), panel, first_row, out.data());
   expect_all(out.download("out"), kN, [&](int i, int j) {
-    return chain(0, kK, [&](int k) { return a[static_cast<std::size_t>(k * 128 + 64 * panel + i)]; },
-                 [&](int k) { return b[static_cast<std::size_t>((first_row + j) * kK + k)]; });
+    return chain(
+        0, kK, [&](int k) { return a[static_cast<std::size_t>(k * 128 + 64 * panel + i)]; },
+        [&](int k) { return b[static_cast<std::size_t>((first_row + j) * kK + k)]; });
   });
 }
 
@@ -269,7 +277,8 @@ void test_stores(int first_row) {
     for (int j = 0; j < kHeld; ++j) {
       const int r = kTransposed ? j : first_row + i;
       const int column = kTransposed ? first_row + i : j;
-      wrong += got[static_cast<std::size_t>(r * kColumns + column)] != words[static_cast<std::size_t>(i * kHeld + j)];
+      wrong += got[static_cast<std::size_t>(r * kColumns + column)] !=
+               words[static_cast<std::size_t>(i * kHeld + j)];
     }
   }
   EXPECT_EQ(wrong, 0);
