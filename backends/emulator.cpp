@@ -5,6 +5,7 @@
 
 #include "backends/attention_inputs.hpp"
 #include "backends/fa3_support.hpp"
+#include "backends/fp32.hpp"
 #include "emu/arith/bits.hpp"
 #include "emu/kernels/flash3_backward.hpp"
 #include "emu/kernels/flash3_forward.hpp"
@@ -20,6 +21,11 @@ float unwritten() {
   return arith::from_bits(0xffffffffU);
 }
 
+/// What the forward leaves for a backward with remedies, beside O and LSE.
+struct ForRemedies {
+  std::vector<float> out_residual, reference, row_sum;
+};
+
 class EmulatorBackend final : public Backend {
  public:
   explicit EmulatorBackend(profile::Profile profile) : profile_(std::move(profile)) {}
@@ -28,6 +34,7 @@ class EmulatorBackend final : public Backend {
 
   Result run(const Capture& capture, const RunOptions& options) const override {
     check_fa3_supports(capture);
+    check_remedies_fit(capture, profile_.remedies);
     const Problem& problem = capture.problem;
     const bool with_backward = !options.forward_only && !problem.dout.empty();
     ProblemViews views;
@@ -39,14 +46,20 @@ class EmulatorBackend final : public Backend {
 
     Result result;
     result.backend = name();
-    run_forward(problem, views, options, execution, result);
-    if (with_backward) run_backward(capture, views, options, execution, result);
+    ForRemedies kept;
+    run_forward(problem, views, options, execution, result, kept);
+    if (!with_backward) return result;
+    if (profile_.remedies.has(profile::Remedy::fp32_backward)) {
+      take_fp32_backward(capture, options, result);
+    } else {
+      run_backward(capture, views, options, execution, kept, result);
+    }
     return result;
   }
 
  private:
   void run_forward(const Problem& problem, const ProblemViews& views, const RunOptions& options,
-                   const kernels::Execution& execution, Result& result) const {
+                   const kernels::Execution& execution, Result& result, ForRemedies& kept) const {
     result.out = Bf16Tensor(problem.out_shape());
     result.lse = Fp32Tensor(problem.row_shape());
     std::vector<float> out_fp32(options.want_uncast ? result.out.size() : 0);
@@ -55,6 +68,16 @@ class EmulatorBackend final : public Backend {
     outputs.out_uncast = options.want_uncast ? out_fp32.data() : nullptr;
     outputs.lse = result.lse.data.data();
     outputs.rows = views.rows;
+    if (profile_.remedies.keeps_residual()) {
+      kept.out_residual.resize(result.out.size());
+      outputs.out_residual = kept.out_residual.data();
+    }
+    if (profile_.remedies.split_statistic()) {
+      kept.reference.resize(result.lse.size());
+      kept.row_sum.resize(result.lse.size());
+      outputs.reference = kept.reference.data();
+      outputs.row_sum = kept.row_sum.data();
+    }
     kernels::flash3_forward(profile_, views.inputs, outputs, execution);
     if (options.want_uncast) {
       result.uncast.out = widened(out_fp32, result.out.shape);
@@ -62,8 +85,20 @@ class EmulatorBackend final : public Backend {
     }
   }
 
+  /// The gradients of fp32 attention, whose m, L and O are its own.
+  static void take_fp32_backward(const Capture& capture, const RunOptions& options, Result& result) {
+    Result fp32 = fp32_backend()->run(capture, options);
+    result.dq = std::move(fp32.dq);
+    result.dk = std::move(fp32.dk);
+    result.dv = std::move(fp32.dv);
+    result.uncast.dq = std::move(fp32.uncast.dq);
+    result.uncast.dk = std::move(fp32.uncast.dk);
+    result.uncast.dv = std::move(fp32.uncast.dv);
+  }
+
   void run_backward(const Capture& capture, const ProblemViews& views, const RunOptions& options,
-                    const kernels::Execution& execution, Result& result) const {
+                    const kernels::Execution& execution, const ForRemedies& for_remedies,
+                    Result& result) const {
     const Problem& problem = capture.problem;
     const profile::BackwardTiles tiles = profile::flash3_backward_tiles(views.inputs.call, profile_);
     const kernels::PaddedLayout layout = kernels::padded_layout(views.inputs, tiles);
@@ -156,6 +191,9 @@ class EmulatorBackend final : public Backend {
     forward.out = result.out.data.data();
     forward.lse = result.lse.data.data();
     forward.rows = views.rows;
+    forward.out_residual = for_remedies.out_residual.data();
+    forward.reference = for_remedies.reference.data();
+    forward.row_sum = for_remedies.row_sum.data();
     kernels::flash3_backward(profile_, views.inputs, forward, outputs, execution);
     if (options.want_uncast) {
       result.uncast.dq = widened(dq_fp32, result.dq.shape);

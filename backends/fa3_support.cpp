@@ -29,4 +29,12 @@ void check_fa3_supports(const Capture& capture) {
   if (problem.integer("num_splits", 1) > 1) refuse("num_splits above 1 is not emulated");
 }
 
+void check_remedies_fit(const Capture& capture, const profile::RemedySet& remedies) {
+  for (const profile::RemedyInfo& i : profile::kRemedies) {
+    if (!remedies.has(i.remedy) || !i.needs_zero_sum || capture.problem.softcap == 0) continue;
+    throw InputError(capture.name + ": " + std::string(i.name) +
+                     " rests on the row sum of dS being 0, which it is not with a softcap");
+  }
+}
+
 }  // namespace bitattn

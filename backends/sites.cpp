@@ -5,6 +5,7 @@
 
 #include "backends/attention_inputs.hpp"
 #include "backends/fa3_support.hpp"
+#include "datasets/error.hpp"
 #include "emu/arith/bf16.hpp"
 #include "emu/kernels/flash3_backward.hpp"
 #include "emu/kernels/flash3_forward.hpp"
@@ -35,6 +36,10 @@ class SiteBackend final : public Backend {
 
   Result run(const Capture& capture, const RunOptions& options) const override {
     check_fa3_supports(capture);
+    check_remedies_fit(capture, profile_.remedies);
+    if (profile_.remedies.has(profile::Remedy::fp32_backward)) {
+      throw InputError(name() + ": an fp32 backward has no rounding sites");
+    }
     const Problem& problem = capture.problem;
     const bool with_backward = !options.forward_only && !problem.dout.empty();
     ProblemViews views;
@@ -55,6 +60,12 @@ class SiteBackend final : public Backend {
     forward.out_uncast = out_uncast.data();
     forward.lse = lse.data();
     forward.rows = views.rows;
+    std::vector<double> residual(profile_.remedies.keeps_residual() ? out_size : 0);
+    std::vector<double> reference(profile_.remedies.split_statistic() ? lse.size() : 0);
+    std::vector<double> row_sum(reference.size());
+    forward.out_residual = residual.data();
+    forward.reference = reference.data();
+    forward.row_sum = row_sum.data();
     kernels::flash3_forward(profile_, views.inputs, forward, execution);
     if (with_backward) {
       kernels::BackwardInputsOf<double, double> in;
@@ -62,6 +73,9 @@ class SiteBackend final : public Backend {
       in.out_uncast = out_uncast.data();
       in.lse = lse.data();
       in.rows = views.rows;
+      in.out_residual = residual.data();
+      in.reference = reference.data();
+      in.row_sum = row_sum.data();
       run_backward(problem, views, in, execution, result);
     }
     result.out = narrowed(out, out_shape);

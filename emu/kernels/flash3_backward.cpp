@@ -5,16 +5,30 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
 #include "emu/kernels/chip_numbers.hpp"
+#include "emu/kernels/remedies/added_to_ds.hpp"
+#include "emu/kernels/remedies/centred_keys.hpp"
+#include "emu/kernels/remedies/consistent_d.hpp"
+#include "emu/kernels/remedies/error_diffusion.hpp"
+#include "emu/kernels/remedies/gproj.hpp"
+#include "emu/kernels/remedies/heavy_pairs.hpp"
+#include "emu/kernels/remedies/in_tile_feedback.hpp"
+#include "emu/kernels/remedies/integer_reference.hpp"
+#include "emu/kernels/remedies/o_residual.hpp"
+#include "emu/kernels/remedies/subtract_first.hpp"
+#include "emu/kernels/remedies/top_key.hpp"
 #include "emu/kernels/site_numbers.hpp"
 
 namespace bitattn::kernels {
 
 namespace {
 
+using profile::Remedy;
+using profile::RemedySet;
 using profile::Site;
 
 std::size_t index(std::ptrdiff_t i) {
@@ -55,6 +69,24 @@ KeyBlockRange visiting_key_blocks(const profile::BackwardTiles& tiles, int block
   return range;
 }
 
+/// In which forms the remedies of a profile add to dS (emu/kernels/remedies/added_to_ds.hpp).
+struct AddedForms {
+  explicit AddedForms(const RemedySet& r)
+      : row_sum(r.any_of(profile::decides(profile::Decides::row_sum))),
+        heavy(r.has(Remedy::heavy_low) || r.has(Remedy::heavy_projection) || r.has(Remedy::uniform_shares)),
+        weighted(r.has(Remedy::gproj_weighted)),
+        tile_uniform(r.has(Remedy::in_tile_feedback_uniform)),
+        pairs(heavy || r.has(Remedy::top_key)),
+        pairs_in_dk(heavy),
+        shares(r.has(Remedy::gproj) || r.has(Remedy::uniform_shares) || r.has(Remedy::top_key)),
+        shares_in_dk(r.has(Remedy::gproj) || r.has(Remedy::uniform_shares)) {}
+  bool row_sum;  ///< R is wanted
+  bool heavy, weighted, tile_uniform;
+  bool pairs, pairs_in_dk, shares, shares_in_dk;
+  bool dense() const { return weighted || tile_uniform; }
+  bool any() const { return pairs || dense() || shares; }
+};
+
 template <class Numbers>
 class BackwardSchedule {
   using Value = typename Numbers::Value;
@@ -64,6 +96,9 @@ class BackwardSchedule {
   using Outputs = BackwardOutputsOf<Word, Value>;
   using Keys = KeySide<Operand>;
   using Gradients = KeyGradients<Value>;
+  using KeySums = remedies::KeySums<Numbers>;
+  using AddedToDk = remedies::AddedToDk<Numbers>;
+  using Added = remedies::AddedToDs<Value>;
   static constexpr Value kInfinity = std::numeric_limits<Value>::infinity();
 
  public:
@@ -73,11 +108,18 @@ class BackwardSchedule {
         forward_(forward),
         out_(out),
         execution_(execution),
+        remedies_(profile.remedies),
+        forms_(profile.remedies),
         tiles_(profile::flash3_backward_tiles(in.call, profile)),
         padded_(padded_layout(in, tiles_)),
         numbers_(profile, in.call, execution) {}
 
   void run() {
+    if (remedies_.has(Remedy::centred_keys)) centred_keys_ = remedies::centred_keys(in_);
+    if (forms_.row_sum) {
+      const std::vector<Word> ones(index(tiles_.block_n), numbers_.cast(Site::ds_cast, Value{1}));
+      numbers_.pack(ones.data(), tiles_.block_n, 1, 1, tiles_.block_n, mma::Side::right, ones_);
+    }
     const int units = static_cast<int>(in_.sequences.size()) * in_.call.heads_kv;
     tbb::parallel_for(0, units, [this](int unit) {
       tbb::this_task_arena::isolate([&] { run_kv_head(unit / in_.call.heads_kv, unit % in_.call.heads_kv); });
@@ -91,6 +133,10 @@ class BackwardSchedule {
     const int blocks_n = (sequence.k_length + tiles_.block_n - 1) / tiles_.block_n;
     const std::size_t size = index(blocks_n) * index(tiles_.block_n) * index(tiles_.head_dim);
     const Keys keys = pack_keys(sequence, kv_head, blocks_n);
+    std::unique_ptr<KeySums> key_sums;
+    if (forms_.any()) {
+      key_sums = std::make_unique<KeySums>(numbers_, in_, dq_keys(), sequence, kv_head, forms_.shares);
+    }
     Gradients summed;
     if (group > 1) {
       summed.dk.assign(size, Value{0});
@@ -100,7 +146,7 @@ class BackwardSchedule {
     // (4.5).
     for (int g = 0; g < group; ++g) {
       Gradients head{std::vector<Value>(size, Value{0}), std::vector<Value>(size, Value{0})};
-      run_head(sequence_index, kv_head * group + g, blocks_n, keys, head);
+      run_head(sequence_index, kv_head * group + g, blocks_n, keys, key_sums.get(), head);
       numbers_.scale_dk(head.dk.data(), static_cast<int>(size));
       if (group == 1) {
         store_key_gradients(sequence, kv_head, head);
@@ -135,8 +181,9 @@ class BackwardSchedule {
                     mma::Side::right, keys.k[index(n)]);
       numbers_.pack(token_rows(in_.v, token, call.heads_kv, kv_head, call.head_dim_v, tiles_.block_n, rows),
                     mma::Side::right, keys.v[index(n)]);
-      numbers_.pack(by_head_dim(in_.k, token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
-                    mma::Side::right, keys.k_by_d[index(n)]);
+      numbers_.pack(
+          by_head_dim(dq_keys(), token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
+          mma::Side::right, keys.k_by_d[index(n)]);
     });
     return keys;
   }
@@ -150,17 +197,27 @@ class BackwardSchedule {
   }
 
   /// One query head: all query blocks in ascending order; dK and dV are one chain over them (4.7).
-  void run_head(int sequence_index, int head, int blocks_n, const Keys& keys, Gradients& gradients) {
+  void run_head(int sequence_index, int head, int blocks_n, const Keys& keys, const KeySums* key_sums,
+                Gradients& gradients) {
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int blocks_m = (sequence.q_length + tiles_.block_m - 1) / tiles_.block_m;
-    Strip strip(tiles_, blocks_n, numbers_.softcapped());
-    for (int m = 0; m < blocks_m; ++m) run_query_block(sequence_index, head, m, keys, gradients, strip);
+    Strip strip(tiles_, blocks_n, numbers_.softcapped(), remedies_, forms_);
+    std::unique_ptr<AddedToDk> added_to_dk;
+    if (forms_.any()) {
+      added_to_dk = std::make_unique<AddedToDk>(numbers_, in_, sequence, head, forms_.pairs_in_dk,
+                                                forms_.dense(), forms_.shares_in_dk);
+    }
+    for (int m = 0; m < blocks_m; ++m) {
+      run_query_block(sequence_index, head, m, keys, key_sums, added_to_dk.get(), gradients, strip);
+    }
+    if (added_to_dk) added_to_dk->add_to(gradients.dk.data(), tiles_.head_dim, tiles_.mask);
   }
 
   /// What a query block and all its key blocks have in hand at once. Kept over query blocks, so that memory
   /// is not claimed anew.
   struct Strip {
-    Strip(const profile::BackwardTiles& tiles, int blocks_n, bool softcap) {
+    Strip(const profile::BackwardTiles& tiles, int blocks_n, bool softcap, const RemedySet& remedies,
+          const AddedForms& forms) {
       const std::size_t pairs = index(tiles.block_m) * index(blocks_n) * index(tiles.block_n);
       s.resize(pairs);
       p.resize(pairs);
@@ -173,14 +230,20 @@ class BackwardSchedule {
       p_words.resize(pairs);
       ds_words.resize(pairs);
       dq_parts.resize(index(blocks_n) * index(tiles.block_m) * index(tiles.head_dim));
+      if (remedies.has(Remedy::ds_split)) low_words.resize(pairs);
+      if (forms.row_sum) row_sum_parts.resize(index(blocks_n) * index(tiles.block_m));
+      if (forms.dense()) dense.resize(pairs);
     }
     std::vector<Value> s, p, dp, ds, h, ds_uncapped;
     std::vector<Word> p_words, ds_words;
-    std::vector<Value> dq_parts;  ///< [key block][block_m][head_dim]
+    std::vector<Value> dq_parts;       ///< [key block][block_m][head_dim]
+    std::vector<Word> low_words;       ///< ds-split: what the cast of dS drops, cast in turn
+    std::vector<Value> row_sum_parts;  ///< [key block][block_m], sum over the block's keys of the cast dS
+    std::vector<Value> dense;          ///< what remedies add to dS, for every visible pair
   };
 
-  void run_query_block(int sequence_index, int head, int block_m, const Keys& keys, Gradients& gradients,
-                       Strip& strip) {
+  void run_query_block(int sequence_index, int head, int block_m, const Keys& keys, const KeySums* key_sums,
+                       AddedToDk* added_to_dk, Gradients& gradients, Strip& strip) {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int bm = tiles_.block_m;
@@ -192,7 +255,8 @@ class BackwardSchedule {
 
     std::vector<Value> dpsum(index(bm), Value{0});
     std::vector<Value> lse_log2(index(bm), kInfinity);
-    preprocess(sequence_index, head, query_begin, rows_in_sequence, dpsum, lse_log2);
+    std::vector<remedies::SplitStatistic<Value>> statistics(remedies_.split_statistic() ? index(bm) : 0);
+    preprocess(sequence_index, head, query_begin, rows_in_sequence, dpsum, lse_log2, statistics);
 
     Operand q;
     Operand dout;
@@ -209,15 +273,22 @@ class BackwardSchedule {
 
     const KeyBlockRange range = visiting_key_blocks(tiles_, block_m, sequence);
     const std::ptrdiff_t stride = static_cast<std::ptrdiff_t>(range.last - range.first) * bn;
-    tbb::parallel_for(range.first, range.last, [&](int n) {
+    const auto probabilities = [&](int n) {
       const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(n - range.first) * bn;
       numbers_.multiply(Site::score_mma_backward, q, keys.k[index(n)], mma::Start::zero,
                         strip.s.data() + first, stride);
       numbers_.multiply(Site::dp_mma, dout, keys.v[index(n)], mma::Start::zero, strip.dp.data() + first,
                         stride);
       for (int r = 0; r < bm; ++r) {
-        score_gradients(sequence, query_begin + r, n * bn, dpsum[index(r)], lse_log2[index(r)], strip,
-                        r * stride + first);
+        const auto* statistic = statistics.empty() ? nullptr : &statistics[index(r)];
+        exponentials(sequence, query_begin + r, n * bn, lse_log2[index(r)], statistic, strip,
+                     r * stride + first);
+      }
+    };
+    const auto gradients_of_block = [&](int n) {
+      const std::ptrdiff_t first = static_cast<std::ptrdiff_t>(n - range.first) * bn;
+      for (int r = 0; r < bm; ++r) {
+        score_gradients(sequence, query_begin + r, n * bn, dpsum[index(r)], strip, r * stride + first);
       }
       Operand left;
       const std::ptrdiff_t key_rows = static_cast<std::ptrdiff_t>(n) * bn * tiles_.head_dim;
@@ -227,14 +298,52 @@ class BackwardSchedule {
       numbers_.pack(strip.ds_words.data() + first, stride, 1, bm, bn, mma::Side::left, left);
       numbers_.multiply(Site::dq_mma, left, keys.k_by_d[index(n)], mma::Start::zero, dq_part(strip, n),
                         tiles_.head_dim);
+      if (forms_.row_sum) {
+        numbers_.multiply(Site::dq_mma, left, ones_, mma::Start::zero, row_sum_part(strip, n), 1);
+      }
       numbers_.pack(strip.ds_words.data() + first, 1, stride, bn, bm, mma::Side::left, left);
       numbers_.multiply(Site::dk_mma, left, q_by_d, mma::Start::accumulate, gradients.dk.data() + key_rows,
                         tiles_.head_dim);
+      if (remedies_.has(Remedy::ds_split)) {  // the same products of the low words, into the same sums
+        numbers_.pack(strip.low_words.data() + first, stride, 1, bm, bn, mma::Side::left, left);
+        numbers_.multiply(Site::dq_mma, left, keys.k_by_d[index(n)], mma::Start::accumulate,
+                          dq_part(strip, n), tiles_.head_dim);
+        if (forms_.row_sum) {
+          numbers_.multiply(Site::dq_mma, left, ones_, mma::Start::accumulate, row_sum_part(strip, n), 1);
+        }
+        numbers_.pack(strip.low_words.data() + first, 1, stride, bn, bm, mma::Side::left, left);
+        numbers_.multiply(Site::dk_mma, left, q_by_d, mma::Start::accumulate, gradients.dk.data() + key_rows,
+                          tiles_.head_dim);
+      }
       if (execution_.advance) execution_.advance(static_cast<std::int64_t>(rows_in_sequence) * bn);
-    });
+    };
+    if (remedies_.has(Remedy::consistent_d)) {
+      tbb::parallel_for(range.first, range.last, probabilities);
+      for (int r = 0; r < rows_in_sequence; ++r) {
+        dpsum[index(r)] = remedies::consistent_d(numbers_, strip.p.data() + r * stride,
+                                                 strip.dp.data() + r * stride, range.last - range.first, bn);
+      }
+      if (out_.dpsum != nullptr) {
+        const std::size_t unit = index(sequence_index) * index(call.heads_q) + index(head);
+        std::copy(dpsum.begin(), dpsum.end(), out_.dpsum + padded_.q_rows[unit] + query_begin);
+      }
+      tbb::parallel_for(range.first, range.last, gradients_of_block);
+    } else {
+      tbb::parallel_for(range.first, range.last, [&](int n) {
+        probabilities(n);
+        gradients_of_block(n);
+      });
+    }
+    std::vector<Added> added;
+    if (forms_.any()) {
+      added = add_to_ds(sequence, query_begin, rows_in_sequence, range, strip);
+      add_to_dk(sequence, query_begin, rows_in_sequence, range, added, *added_to_dk);
+    }
     if constexpr (std::is_same_v<Value, float>) {  // observers look at the chip's own numbers
       if (execution_.observer != nullptr) {
         const std::vector<float>& uncapped = strip.ds_uncapped.empty() ? strip.ds : strip.ds_uncapped;
+        const std::vector<double> sums =
+            sums_added(sequence, query_begin, rows_in_sequence, range, strip, added);
         execution_.observer->backward_rows({{sequence_index, head},
                                             query_begin,
                                             rows_in_sequence,
@@ -250,15 +359,18 @@ class BackwardSchedule {
                                             strip.p_words.data(),
                                             strip.ds_words.data(),
                                             dpsum.data(),
-                                            lse_log2.data()});
+                                            lse_log2.data(),
+                                            sums.empty() ? nullptr : sums.data(),
+                                            remedies_.empty() ? nullptr : dq_keys()});
       }
     }
-    add_dq_parts(sequence_index, head, query_begin, rows_in_sequence, range, strip);
+    add_dq_parts(sequence_index, head, query_begin, rows_in_sequence, range, key_sums, added, strip);
   }
 
   /// Preprocess kernel (3): D and E of the tile's rows. Rows past the sequence keep D = 0 and E = +inf.
   void preprocess(int sequence_index, int head, int query_begin, int rows, std::vector<Value>& dpsum,
-                  std::vector<Value>& lse_log2) const {
+                  std::vector<Value>& lse_log2,
+                  std::vector<remedies::SplitStatistic<Value>>& statistics) const {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const std::size_t unit = index(sequence_index) * index(call.heads_q) + index(head);
@@ -266,52 +378,261 @@ class BackwardSchedule {
       const std::ptrdiff_t element =
           (static_cast<std::ptrdiff_t>(sequence.q_begin + query_begin + r) * call.heads_q + head) *
           call.head_dim_v;
-      dpsum[index(r)] = numbers_.dpsum(
-          in_.dout + element, forward_.out + element,
-          forward_.out_uncast == nullptr ? nullptr : forward_.out_uncast + element, call.head_dim_v, tiles_);
-      const Value lse = forward_.lse[forward_.rows[unit] + query_begin + r];
+      dpsum[index(r)] =
+          remedies_.keeps_residual()
+              ? dpsum_with_residual(element)
+              : numbers_.dpsum(in_.dout + element, forward_.out + element,
+                               forward_.out_uncast == nullptr ? nullptr : forward_.out_uncast + element,
+                               call.head_dim_v, tiles_);
+      const std::ptrdiff_t row = forward_.rows[unit] + query_begin + r;
+      const Value lse = forward_.lse[row];
       lse_log2[index(r)] = lse == -kInfinity ? Value{0} : numbers_.lse_log2(lse);
+      if (!statistics.empty()) {
+        statistics[index(r)] =
+            remedies::split_statistic(numbers_, forward_.reference[row], forward_.row_sum[row]);
+      }
     }
     const std::ptrdiff_t first = padded_.q_rows[unit] + query_begin;
     if (out_.dpsum != nullptr) std::copy(dpsum.begin(), dpsum.end(), out_.dpsum + first);
     if (out_.lse_log2 != nullptr) std::copy(lse_log2.begin(), lse_log2.end(), out_.lse_log2 + first);
   }
 
-  /// Steps 3 to 7 of 4.3 for one query and the keys of one block, in place in the strip at `at`.
-  void score_gradients(const Sequence& sequence, int query, int key_begin, Value dpsum, Value lse_log2,
-                       Strip& strip, std::ptrdiff_t at) const {
+  /// D of the row at `element` of O and its residual: fp32 values in place of BF16 ones, in the same order.
+  Value dpsum_with_residual(std::ptrdiff_t element) const {
+    const int columns = in_.call.head_dim_v;
+    std::vector<Value> o(index(columns));
+    for (int d = 0; d < columns; ++d) {
+      o[index(d)] = numbers_.add(Site::dpsum_o_cast, Numbers::value(forward_.out[element + d]),
+                                 forward_.out_residual[element + d]);
+    }
+    return remedies::dpsum_of_values(numbers_, in_.dout + element, o.data(), columns, tiles_);
+  }
+
+  /// Steps 3 to 5 of 4.3 for one query and the keys of one block, in place in the strip at `at`.
+  void exponentials(const Sequence& sequence, int query, int key_begin, Value lse_log2,
+                    const remedies::SplitStatistic<Value>* statistic, Strip& strip, std::ptrdiff_t at) const {
     const int bn = tiles_.block_n;
     Value* s = strip.s.data() + at;
     Value* p = strip.p.data() + at;
-    Value* ds = strip.ds.data() + at;
     if (numbers_.softcapped()) numbers_.softcap_with_derivative(s, strip.h.data() + at, bn);
     apply_mask(s, query, key_begin, sequence.q_length, sequence.k_length);
-    numbers_.backward_exponentials(s, p, bn, lse_log2);
+    if (statistic == nullptr) {
+      numbers_.backward_exponentials(s, p, bn, lse_log2);
+    } else if (remedies_.has(Remedy::integer_reference)) {
+      remedies::integer_reference_backward(numbers_, s, p, bn, *statistic);
+    } else {
+      remedies::subtract_first_backward(numbers_, s, p, bn, *statistic);
+    }
+  }
+
+  /// Steps 6 and 7.
+  void score_gradients(const Sequence& sequence, int query, int key_begin, Value dpsum, Strip& strip,
+                       std::ptrdiff_t at) const {
+    const int bn = tiles_.block_n;
+    Value* p = strip.p.data() + at;
+    Value* ds = strip.ds.data() + at;
+    Word* words = strip.ds_words.data() + at;
     numbers_.score_gradient(p, strip.dp.data() + at, ds, bn, dpsum);
     if (numbers_.softcapped()) {
       std::copy(ds, ds + bn, strip.ds_uncapped.data() + at);
       numbers_.apply_derivative(ds, strip.h.data() + at, bn);
     }
     numbers_.cast_p_backward(p, strip.p_words.data() + at, bn);
-    numbers_.cast_ds(ds, strip.ds_words.data() + at, bn);
+    if (!remedies_.any_of(profile::decides(profile::Decides::ds_cast))) {
+      numbers_.cast_ds(ds, words, bn);
+      return;
+    }
+    const VisibleKeys visible = visible_keys(query, sequence.q_length, sequence.k_length);
+    const int first = std::clamp(visible.first - key_begin, 0, bn);
+    const int last = std::clamp(visible.last - key_begin, first, bn);
+    if (remedies_.has(Remedy::error_diffusion)) {
+      remedies::error_diffusion(numbers_, ds, words, bn, first, last);
+    } else if (remedies_.has(Remedy::error_diffusion_serial)) {
+      remedies::error_diffusion_serial(numbers_, ds, words, bn, first, last);
+    } else {
+      numbers_.cast_ds(ds, words, bn);
+    }
+    if (remedies_.has(Remedy::in_tile_feedback)) {
+      remedies::in_tile_feedback(numbers_, ds, words, bn, first, last);
+    }
+    if (remedies_.has(Remedy::ds_split)) {
+      Word* low = strip.low_words.data() + at;
+      for (int j = 0; j < bn; ++j) {
+        low[j] = numbers_.cast(Site::ds_cast, numbers_.sub(Site::ds_cast, ds[j], Numbers::value(words[j])));
+      }
+    }
   }
 
-  /// The length is always tested, and the causal or local window; query rows past the end are not masked
-  /// (4.3.4).
-  void apply_mask(Value* s, int query, int key_begin, int seqlen_q, int seqlen_k) const {
+  /// Keys [first, last) that a query sees: the length is always tested, and the causal or local window; query
+  /// rows past the end are not masked (4.3.4).
+  struct VisibleKeys {
+    int first, last;
+  };
+  VisibleKeys visible_keys(int query, int seqlen_q, int seqlen_k) const {
     const profile::Mask& mask = tiles_.mask;
     const int diagonal = query + seqlen_k - seqlen_q;
-    int last = seqlen_k;  // visible keys are [first, last)
+    int last = seqlen_k;
     int first = 0;
     if (mask.causal) last = std::min(last, diagonal + 1);
     if (mask.local) {
       last = std::min(last, diagonal + mask.right + 1);
       first = diagonal - mask.left;
     }
+    return {first, last};
+  }
+
+  void apply_mask(Value* s, int query, int key_begin, int seqlen_q, int seqlen_k) const {
+    const VisibleKeys visible = visible_keys(query, seqlen_q, seqlen_k);
     for (int j = 0; j < tiles_.block_n; ++j) {
       const int key = key_begin + j;
-      if (key >= last || key < first) s[j] = -kInfinity;
+      if (key >= visible.last || key < visible.first) s[j] = -kInfinity;
     }
+  }
+
+  /// A row of the strip with its visible keys, and where in the strip the first of them lies.
+  struct RowInStrip {
+    remedies::DsRow<Numbers> row;
+    std::ptrdiff_t at = 0;
+  };
+  RowInStrip row_in_strip(const Sequence& sequence, int query_begin, int r, const KeyBlockRange& range,
+                          const Strip& strip) const {
+    const int bn = tiles_.block_n;
+    const VisibleKeys visible = visible_keys(query_begin + r, sequence.q_length, sequence.k_length);
+    RowInStrip found;
+    remedies::DsRow<Numbers>& row = found.row;
+    const int begin = range.first * bn;
+    const int end = std::max(begin, std::min(range.last * bn, sequence.k_length));
+    row.first = std::clamp(visible.first, begin, end);
+    row.last = std::clamp(visible.last, row.first, end);
+    found.at = static_cast<std::ptrdiff_t>(r) * (range.last - range.first) * bn + row.first - begin;
+    row.p = strip.p.data() + found.at;
+    row.ds = strip.ds.data() + found.at;
+    row.words = strip.ds_words.data() + found.at;
+    return found;
+  }
+
+  /// What the profile's remedies add to the cast dS of these rows.
+  std::vector<Added> add_to_ds(const Sequence& sequence, int query_begin, int rows,
+                               const KeyBlockRange& range, Strip& strip) const {
+    std::vector<Added> added(index(rows));
+    tbb::parallel_for(0, rows, [&](int r) {
+      RowInStrip found = row_in_strip(sequence, query_begin, r, range, strip);
+      remedies::DsRow<Numbers>& row = found.row;
+      Added& a = added[index(r)];
+      if (row.first >= row.last) return;
+      if (forms_.row_sum) row.row_sum = row_sum(range, r, strip);
+      if (forms_.dense()) a.dense = strip.dense.data() + found.at;
+      const bool low = remedies_.has(Remedy::heavy_low);
+      const bool uniform = remedies_.has(Remedy::uniform_shares);
+      if (forms_.heavy) remedies::list_heavy_pairs(numbers_, low, row, a);
+      if (remedies_.has(Remedy::heavy_projection) || uniform) {
+        remedies::heavy_projection(numbers_, low, uniform, row, a);
+      }
+      if (remedies_.has(Remedy::gproj)) remedies::gproj(numbers_, row, a);
+      if (remedies_.has(Remedy::top_key)) remedies::top_key(numbers_, row, a);
+      if (forms_.dense()) std::fill(a.dense, a.dense + (row.last - row.first), Value{0});
+      if (forms_.weighted) {
+        row.p_sum = p_sum(range, r, strip);
+        remedies::gproj_weighted(numbers_, row, a);
+      }
+      if (forms_.tile_uniform) take_out_tile_errors(range, row, a);
+    });
+    return added;
+  }
+
+  void take_out_tile_errors(const KeyBlockRange& range, const remedies::DsRow<Numbers>& row, Added& a) const {
+    const int bn = tiles_.block_n;
+    for (int n = range.first; n < range.last; ++n) {
+      const int first = std::max(row.first, n * bn);
+      const int last = std::min(row.last, (n + 1) * bn);
+      if (first >= last) continue;
+      const int before =
+          n * bn - row.first;  // the block's first key, counted from the row's first visible one
+      const Value error = remedies::cast_error_sum(numbers_, row.ds + before, row.words + before, bn,
+                                                   first - n * bn, last - n * bn);
+      const Value share =
+          numbers_.mul(Site::ds_cast, error, numbers_.rcp(Site::ds_cast, static_cast<Value>(last - first)));
+      for (int j = first; j < last; ++j) {
+        Value& x = a.dense[j - row.first];
+        x = forms_.weighted ? numbers_.sub(Site::ds_cast, x, share) : -share;
+      }
+    }
+  }
+
+  /// R of a row: its parts of the key blocks, added as dQ's are.
+  Value row_sum(const KeyBlockRange& range, int r, const Strip& strip) const {
+    Value sum = 0;
+    for (int visit = 0; visit < range.last - range.first; ++visit) {
+      const int n = key_block(range, visit);
+      numbers_.reduce_dq(&sum, &strip.row_sum_parts[index(n) * index(tiles_.block_m) + index(r)], 1,
+                         tiles_.dq_added_by_atomics);
+    }
+    return sum;
+  }
+
+  /// Sum of a row's P' over its key blocks, ascending.
+  Value p_sum(const KeyBlockRange& range, int r, const Strip& strip) const {
+    const int bn = tiles_.block_n;
+    const int blocks = range.last - range.first;
+    const Value* p = strip.p.data() + static_cast<std::ptrdiff_t>(r) * blocks * bn;
+    Value sum = 0;
+    for (int n = 0; n < blocks; ++n) {
+      const Value block = remedies::block_sum(numbers_, Site::dq_reduce, p + n * bn, bn);
+      sum = n == 0 ? block : numbers_.add(Site::dq_reduce, sum, block);
+    }
+    return sum;
+  }
+
+  void add_to_dk(const Sequence& sequence, int query_begin, int rows, const KeyBlockRange& range,
+                 const std::vector<Added>& added, AddedToDk& to) const {
+    for (int r = 0; r < rows; ++r) to.add_pairs_and_share(query_begin + r, added[index(r)]);
+    if (!forms_.dense()) return;
+    const int bn = tiles_.block_n;
+    tbb::parallel_for(range.first, range.last, [&](int n) {
+      for (int r = 0; r < rows; ++r) {
+        const VisibleKeys visible = visible_keys(query_begin + r, sequence.q_length, sequence.k_length);
+        const int first = std::max(visible.first, 0);
+        const int last = std::min({visible.last, sequence.k_length, (n + 1) * bn});
+        for (int j = std::max(first, n * bn); j < last; ++j) {
+          to.add_dense(query_begin + r, j, added[index(r)].dense[j - first]);
+        }
+      }
+    });
+  }
+
+  /// For observers: what the low words and the additions of these rows sum up to.
+  std::vector<double> sums_added(const Sequence& sequence, int query_begin, int rows,
+                                 const KeyBlockRange& range, const Strip& strip,
+                                 const std::vector<Added>& added) const {
+    if (!forms_.any() && strip.low_words.empty()) return {};
+    std::vector<double> sums(index(rows), 0.0);
+    for (int r = 0; r < rows; ++r) {
+      const RowInStrip found = row_in_strip(sequence, query_begin, r, range, strip);
+      const int keys = found.row.last - found.row.first;
+      double& sum = sums[index(r)];
+      if (!strip.low_words.empty()) {
+        const Word* low = strip.low_words.data() + found.at;
+        for (int j = 0; j < keys; ++j) sum += static_cast<double>(Numbers::value(low[j]));
+      }
+      if (added.empty()) continue;
+      const Added& a = added[index(r)];
+      for (const auto& pair : a.pairs) sum += static_cast<double>(pair.value);
+      for (int j = 0; a.dense != nullptr && j < keys; ++j) sum += static_cast<double>(a.dense[j]);
+      sum -= static_cast<double>(a.share) * keys;
+    }
+    return sums;
+  }
+
+  /// What dS is multiplied with.
+  const std::uint16_t* dq_keys() const { return centred_keys_.empty() ? in_.k : centred_keys_.data(); }
+
+  int key_block(const KeyBlockRange& range, int visit) const {
+    const bool descending = tiles_.dq_order == profile::DqOrder::descending;
+    return descending ? range.last - 1 - visit : range.first + visit;
+  }
+
+  Value* row_sum_part(Strip& strip, int n) const {
+    return strip.row_sum_parts.data() + index(n) * index(tiles_.block_m);
   }
 
   Value* dq_part(Strip& strip, int n) const {
@@ -320,15 +641,14 @@ class BackwardSchedule {
 
   /// dQ of a query block: its parts added in the order of 4.6, then the postprocess (5).
   void add_dq_parts(int sequence_index, int head, int query_begin, int rows, const KeyBlockRange& range,
-                    Strip& strip) {
+                    const KeySums* key_sums, const std::vector<Added>& added, Strip& strip) {
     const profile::Call& call = in_.call;
     const std::ptrdiff_t size = static_cast<std::ptrdiff_t>(tiles_.block_m) * tiles_.head_dim;
     const std::size_t unit = index(sequence_index) * index(call.heads_q) + index(head);
     const std::ptrdiff_t first = (padded_.q_rows[unit] + query_begin) * tiles_.head_dim;
     std::vector<Value> dq(index(size), Value{0});
     for (int visit = 0; visit < range.last - range.first; ++visit) {
-      const bool descending = tiles_.dq_order == profile::DqOrder::descending;
-      const int n = descending ? range.last - 1 - visit : range.first + visit;
+      const int n = key_block(range, visit);
       numbers_.reduce_dq(dq.data(), dq_part(strip, n), size, tiles_.dq_added_by_atomics);
       if (out_.dq_parts.values != nullptr) {
         Value* part = out_.dq_parts.values + visit * out_.dq_parts.rows * tiles_.head_dim + first;
@@ -337,6 +657,14 @@ class BackwardSchedule {
     }
     if (out_.dq_accum != nullptr) std::copy(dq.begin(), dq.end(), out_.dq_accum + first);
     const int dim = call.head_dim;
+    if (!added.empty()) {
+      const Sequence& sequence = in_.sequences[index(sequence_index)];
+      tbb::parallel_for(0, rows, [&](int r) {
+        const remedies::DsRow<Numbers> row = row_in_strip(sequence, query_begin, r, range, strip).row;
+        remedies::add_to_dq(numbers_, *key_sums, added[index(r)], row.first, row.last, dim,
+                            dq.data() + static_cast<std::ptrdiff_t>(r) * tiles_.head_dim);
+      });
+    }
     for (int r = 0; r < rows; ++r) {
       Value* row = dq.data() + static_cast<std::ptrdiff_t>(r) * tiles_.head_dim;
       numbers_.scale_dq(row, dim);
@@ -379,6 +707,10 @@ class BackwardSchedule {
   const Inputs& forward_;
   const Outputs& out_;
   const Execution& execution_;
+  RemedySet remedies_;
+  AddedForms forms_;
+  std::vector<std::uint16_t> centred_keys_;  ///< empty: dS is multiplied with K
+  Operand ones_;                             ///< one column of ones
   profile::BackwardTiles tiles_;
   PaddedLayout padded_;
   Numbers numbers_;

@@ -32,6 +32,8 @@ struct BackwardInputsOf {
   const Word* out = nullptr;          ///< the forward's O
   const Value* out_uncast = nullptr;  ///< O before its cast; needed only where the site dpsum_o_cast is exact
   const Value* lse = nullptr;         ///< the forward's LSE
+  // What remedies need, as the forward left it (ForwardOutputs); nullptr otherwise.
+  const Value *out_residual = nullptr, *reference = nullptr, *row_sum = nullptr;
   std::span<const std::ptrdiff_t> rows;  ///< as in ForwardOutputs
 };
 using BackwardInputs = BackwardInputsOf<std::uint16_t, float>;

@@ -9,12 +9,18 @@
 #include <vector>
 
 #include "emu/kernels/chip_numbers.hpp"
+#include "emu/kernels/remedies/integer_reference.hpp"
+#include "emu/kernels/remedies/o_residual.hpp"
+#include "emu/kernels/remedies/rounded_sum.hpp"
+#include "emu/kernels/remedies/shifted_max.hpp"
+#include "emu/kernels/remedies/subtract_first.hpp"
 #include "emu/kernels/site_numbers.hpp"
 
 namespace bitattn::kernels {
 
 namespace {
 
+using profile::Remedy;
 using profile::Site;
 
 /// One (sequence, KV head): everything that its query heads share.
@@ -41,6 +47,9 @@ class ForwardSchedule {
         out_(out),
         execution_(execution),
         order_(profile.forward),
+        remedies_(profile.remedies),
+        max_tolerance_(
+            remedies::shifted_max_tolerance(in.call.softcap > 0 ? in.call.softcap : in.call.softmax_scale)),
         tiles_(profile::flash3_forward_tiles(in.call, profile)),
         numbers_(profile, in.call, execution) {}
 
@@ -128,6 +137,8 @@ class ForwardSchedule {
     std::vector<Value> o(count * static_cast<std::size_t>(dv), Value{0});
     std::vector<Value> row_max(count, kMinusInfinity);
     std::vector<Sums> sums(count);
+    std::vector<Sums> rounded_sums(remedies_.has(Remedy::rounded_sum) ? count : 0);
+    std::vector<Value> scratch;
     Operand packed_p;
     Operand q;
     numbers_.pack(
@@ -157,15 +168,13 @@ class ForwardSchedule {
         if (test_length || test_window) {
           apply_mask(x, query_begin + r, n * bn, sq, sk, test_length, test_window);
         }
-        const Value previous = row_max[i];
-        const Value m = numbers_.row_max(x, bn, previous);
-        row_max[i] = m;
-        const bool guarded = check_infinity && m == kMinusInfinity;
-        const Value alpha = first ? Value{1} : numbers_.rescale_factor(previous, guarded ? Value{0} : m);
-        const Value scaled_max = guarded ? Value{0} : numbers_.scaled_max(m);
-        numbers_.forward_exponentials(x, p_row, bn, scaled_max);
+        Word* p_words_row = p_words.data() + static_cast<std::ptrdiff_t>(r) * bn;
+        const Value alpha = exponentials(x, p_row, first, check_infinity, row_max[i]);
         numbers_.add_to_row_sums(p_row, bn, first, alpha, sums[i]);
-        numbers_.cast_p(p_row, p_words.data() + static_cast<std::ptrdiff_t>(r) * bn, bn);
+        numbers_.cast_p(p_row, p_words_row, bn);
+        if (!rounded_sums.empty()) {
+          remedies::add_to_rounded_sums(numbers_, p_words_row, bn, first, alpha, rounded_sums[i], scratch);
+        }
         if (!first) numbers_.rescale_output(o.data() + static_cast<std::ptrdiff_t>(r) * dv, dv, alpha);
       }
       if constexpr (kObservable) {
@@ -189,12 +198,40 @@ class ForwardSchedule {
                         first ? mma::Start::zero : mma::Start::accumulate, o.data(), dv);
       if (execution_.advance) execution_.advance(static_cast<std::int64_t>(rows) * bn);
     }
-    finish_rows(sequence_index, head, query_begin, rows, row_max, sums, o, visits > 0);
+    finish_rows(sequence_index, head, query_begin, rows, row_max, sums, rounded_sums, o, visits > 0);
+  }
+
+  /// Steps 4 to 7 of 2.5 for one row and key block: the running reference `m` (the row max, unless a remedy
+  /// takes another), the exponentials, and the factor between this key block and those before, which is
+  /// returned.
+  Value exponentials(const Value* x, Value* p, bool first, bool check_infinity, Value& m) const {
+    const int bn = tiles_.block_n;
+    const Value previous = m;
+    if (remedies_.has(Remedy::shifted_max)) {
+      m = remedies::shifted_max(numbers_, x, bn, previous, max_tolerance_);
+    } else {
+      m = numbers_.row_max(x, bn, previous);
+    }
+    const bool guarded = check_infinity && m == kMinusInfinity;
+    if (remedies_.has(Remedy::integer_reference)) {
+      const Value before = remedies::integer_reference(numbers_, previous);
+      const Value reference = guarded ? Value{0} : remedies::integer_reference(numbers_, m);
+      numbers_.forward_exponentials(x, p, bn, reference);
+      return first ? Value{1} : remedies::integer_rescale_factor(numbers_, before, reference);
+    }
+    const Value alpha = first ? Value{1} : numbers_.rescale_factor(previous, guarded ? Value{0} : m);
+    if (remedies_.has(Remedy::subtract_first)) {
+      remedies::subtract_first(numbers_, x, p, bn, guarded ? Value{0} : m);
+    } else {
+      numbers_.forward_exponentials(x, p, bn, guarded ? Value{0} : numbers_.scaled_max(m));
+    }
+    return alpha;
   }
 
   /// Normalisation, LSE and the cast of O (2.7). A tile without key blocks writes O = 0 and LSE = -inf.
   void finish_rows(int sequence_index, int head, int query_begin, int rows, const std::vector<Value>& row_max,
-                   const std::vector<Sums>& sums, std::vector<Value>& o, bool visited) const {
+                   const std::vector<Sums>& sums, const std::vector<Sums>& rounded_sums,
+                   std::vector<Value>& o, bool visited) const {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[static_cast<std::size_t>(sequence_index)];
     const int dv = call.head_dim_v;
@@ -206,18 +243,34 @@ class ForwardSchedule {
       const auto i = static_cast<std::size_t>(r);
       const Value total = visited ? numbers_.total(sums[i]) : Value{0};
       totals[i] = total;
-      const bool usable = !(total == 0 || total != total);
-      const Value inverse = usable ? numbers_.inverse(total) : Value{0};
+      const bool usable = is_usable(total);
+      Value inverse = usable ? numbers_.inverse(total) : Value{0};
+      if (!rounded_sums.empty()) {
+        const Value rounded = visited ? numbers_.total(rounded_sums[i]) : Value{0};
+        inverse = is_usable(rounded) ? numbers_.inverse(rounded) : Value{0};
+      }
       // Without any key in the whole call the host fills in +inf and runs no kernel (2.8).
       const Value without_keys = in_.total_k == 0 ? -kMinusInfinity : kMinusInfinity;
-      const Value lse = usable ? numbers_.log_sum_exp(row_max[i], total) : without_keys;
+      const Value lse = usable ? log_sum_exp(row_max[i], total) : without_keys;
       out_.lse[row_offset + query_begin + r] = lse;
+      if (remedies_.split_statistic()) {
+        const bool integer = remedies_.has(Remedy::integer_reference);
+        out_.reference[row_offset + query_begin + r] =
+            integer ? remedies::integer_reference(numbers_, row_max[i]) : row_max[i];
+        out_.row_sum[row_offset + query_begin + r] = total;
+      }
       Value* o_row = o.data() + static_cast<std::ptrdiff_t>(r) * dv;
       if (visited) numbers_.normalise(o_row, dv, inverse);
       const std::ptrdiff_t element =
           (static_cast<std::ptrdiff_t>(sequence.q_begin + query_begin + r) * call.heads_q + head) * dv;
       numbers_.cast_output(o_row, out_.out + element, dv);
       if (out_.out_uncast != nullptr) std::copy(o_row, o_row + dv, out_.out_uncast + element);
+      if (remedies_.keeps_residual()) {
+        const bool eight = remedies_.has(Remedy::o_residual8);
+        std::transform(o_row, o_row + dv, out_.out_residual + element, [&](Value y) {
+          return eight ? remedies::o_residual8(numbers_, y) : remedies::o_residual(numbers_, y);
+        });
+      }
     }
     if constexpr (kObservable) {
       if (execution_.observer != nullptr) {
@@ -231,6 +284,13 @@ class ForwardSchedule {
     }
   }
 
+  Value log_sum_exp(Value m, Value total) const {
+    if (!remedies_.has(Remedy::integer_reference)) return numbers_.log_sum_exp(m, total);
+    return remedies::integer_log_sum_exp(numbers_, remedies::integer_reference(numbers_, m), total);
+  }
+
+  static bool is_usable(Value total) { return !(total == 0 || total != total); }
+
   /// Observers look at the chip's own numbers.
   static constexpr bool kObservable = std::is_same_v<Value, float>;
 
@@ -238,6 +298,8 @@ class ForwardSchedule {
   const Outputs& out_;
   const Execution& execution_;
   profile::Forward order_;
+  profile::RemedySet remedies_;
+  float max_tolerance_;
   profile::ForwardTiles tiles_;
   Numbers numbers_;
 };

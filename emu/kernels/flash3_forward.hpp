@@ -16,6 +16,10 @@ struct ForwardOutputsOf {
   Word* out = nullptr;
   Value* out_uncast = nullptr;  ///< may be nullptr: O before its cast, laid out as out
   Value* lse = nullptr;         ///< natural log; -inf for a row without a visible key
+  // What remedies of the backward read; may be nullptr otherwise.
+  Value* out_residual = nullptr;  ///< o-residual: what O's cast dropped, as D adds it again; laid out as out
+  Value* reference = nullptr;     ///< split statistic: what was subtracted from the row's scores; as lse
+  Value* row_sum = nullptr;       ///< split statistic: L; as lse
   std::span<const std::ptrdiff_t> rows;
 };
 using ForwardOutputs = ForwardOutputsOf<std::uint16_t, float>;

@@ -124,6 +124,26 @@ double SiteNumbers::ex2(Site site, double x) const {
   return exact(site) ? std::exp2(x) : apply(arith::mufu::ex2, x);
 }
 
+double SiteNumbers::lg2(Site site, double x) const {
+  return exact(site) ? std::log2(x) : apply(arith::mufu::lg2, x);
+}
+
+double SiteNumbers::rcp(Site site, double x) const {
+  return exact(site) ? 1.0 / x : apply(arith::mufu::rcp, x);
+}
+
+void SiteNumbers::add_scaled(Site site, double factor, const double* x, double* sum, int n) const {
+  for (int j = 0; j < n; ++j) sum[j] = fma(site, factor, x[j], sum[j]);
+}
+
+SiteNumbers::Word SiteNumbers::cast(Site site, double x) const {
+  return exact(site) ? x : to_bf16(x);
+}
+
+double SiteNumbers::output_read_by_dpsum(double y) {
+  return to_bf16(y);
+}
+
 double SiteNumbers::tanh(Site site, double x) const {
   return exact(site) ? std::tanh(x) : apply(arith::mufu::tanh, x);
 }

@@ -75,12 +75,21 @@ class SiteNumbers {
   void cast_dk(const Value* x, Word* words, int n) const;
   void cast_dv(const Value* x, Word* words, int n) const;
 
- private:
-  bool exact(Site site) const { return exact_.has(site); }
+  float softmax_scale() const { return scalars_.softmax_scale; }
   double add(Site site, double a, double b) const;
+  double sub(Site site, double a, double b) const { return add(site, a, -b); }
   double mul(Site site, double a, double b) const;
   double fma(Site site, double a, double b, double c) const;
   double ex2(Site site, double x) const;
+  double lg2(Site site, double x) const;
+  double rcp(Site site, double x) const;
+  void add_scaled(Site site, double factor, const double* x, double* sum, int n) const;
+  Word cast(Site site, double x) const;
+  static double value(Word word) { return word; }
+  static double output_read_by_dpsum(double y);
+
+ private:
+  bool exact(Site site) const { return exact_.has(site); }
   double tanh(Site site, double x) const;
   void cast(Site site, const Value* x, Word* words, int n) const;
   void scale(Site site, const Value* x, Value* out, int n, double factor) const;

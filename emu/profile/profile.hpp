@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 
+#include "emu/profile/remedies.hpp"
 #include "emu/profile/sites.hpp"
 
 namespace bitattn::profile {
@@ -71,6 +72,7 @@ struct Profile {
   Arithmetic arithmetic;
   Forward forward;
   Backward backward;
+  RemedySet remedies;
   SiteSet exact;  ///< sites that are run exactly (fp64) and not as the chip does
 };
 
