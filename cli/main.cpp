@@ -60,6 +60,7 @@ int run(int argc, char** argv) {
   add_verify(app, common, action);
   add_diagnose(app, common, action);
   add_backends(app, common, action);
+  add_probe(app, common, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
