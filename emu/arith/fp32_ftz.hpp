@@ -26,7 +26,6 @@ BITATTN_HD inline float settle_tiny(float r, double p, double z) {
   const double s = p + z;  // two-sum: s + error is exactly p + z
   const double bb = s - p;
   const double error = (p - (s - bb)) + (z - bb);
-  if (s == 0 && error == 0) return r;  // an exact zero keeps its IEEE sign
   constexpr double kThreshold = 0x1p-126 - 0x1p-151;
   const double magnitude = s < 0 ? -s : s;
   const double magnitude_error = s < 0 ? -error : error;

@@ -146,8 +146,10 @@ BITATTN_HD constexpr std::uint32_t fused_step(const Word* a, const Word* b, int 
 
   // Every term cut off toward zero at 2^(largest - F); no guard or sticky bit remains.
   const int f = rule.aligned_fraction_bits;
-  const std::int64_t c_term =
-      static_cast<std::int64_t>(detail::shift_right(c_significand, largest - c_exponent - (f - 23)));
+  std::int64_t c_term = 0;
+  if (c_significand != 0U) {
+    c_term = static_cast<std::int64_t>(detail::shift_right(c_significand, largest - c_exponent - (f - 23)));
+  }
   std::int64_t sum = (c & kSignBit) != 0U ? -c_term : c_term;
   for (int i = 0; i < k; ++i) {
     const std::uint32_t x = a[i];

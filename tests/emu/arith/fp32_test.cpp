@@ -64,7 +64,7 @@ std::uint32_t random_near(RandomBits& random, int exponent, int width) {
 Operands at_smallest_normal(RandomBits& random) {
   const bool negative = random.one_in(2);
   const int split = random.between(-40, 40);
-  switch (random.between(0, 3)) {
+  switch (random.between(0, 4)) {
     case 0: {
       // Product of two significands near 2^k: m1 * m2 about 2^(23+24), m1 odd and random.
       const std::uint32_t m1 = 0x800000U | (random.bits32() & 0x7fffffU);
@@ -90,9 +90,22 @@ Operands at_smallest_normal(RandomBits& random) {
       return {fp32(negative, e1, f), fp32(false, e - e1, random.one_in(2) ? 0U : 1U),
               fp32(!negative, -126, static_cast<std::uint32_t>(random.between(0, 1)))};
     }
+    case 3: {
+      // The same with a product a hair above or below 2^-151, too little for the sum to show in double: only
+      // the sum's rounding error decides. Significands whose product is 2^47 give or take 2^17.
+      for (;;) {
+        const std::uint64_t m1 = 0x800000U | (random.bits32() & 0x7fffffU);
+        const std::uint64_t target = std::uint64_t{1} << 47U;
+        const std::uint64_t m2 = target / m1 + static_cast<std::uint64_t>(random.between(0, 1));
+        const std::uint64_t rest = m1 * m2 > target ? m1 * m2 - target : target - m1 * m2;
+        if (m2 < 0x800000U || m2 > 0xffffffU || rest > 1U << 17U) continue;
+        const int e1 = -76 + split;
+        return {fp32(negative, e1, static_cast<std::uint32_t>(m1)),
+                fp32(false, -152 - e1, static_cast<std::uint32_t>(m2)), fp32(!negative, -126, 0)};
+      }
+    }
     default: {
-      // A product close to 2^-126 and a tiny addend is impossible (no fp32 number is that small and not
-      // flushed), so a product a little above twice that and c taking most of it away.
+      // A product of some 2^-126 and c taking most of it away, or adding to it.
       const int e1 = -62 + split;
       return {fp32(negative, e1, random.bits32()), fp32(false, -126 - e1, random.bits32() & 0xfU),
               fp32(!negative, -126, random.bits32() & 0x7fffffU)};

@@ -20,7 +20,7 @@ namespace bitattn::test {
 namespace {
 
 constexpr std::uint64_t kCasesPerKind = 20'000;
-constexpr std::uint64_t kCasesPerVariant = 1000;
+constexpr std::uint64_t kCasesPerVariant = 500;
 
 std::array<std::uint8_t, 32> bytes(const std::array<std::uint16_t, 32>& words) {
   std::array<std::uint8_t, 32> out{};
@@ -281,7 +281,7 @@ TEST(TensorCore, EveryMutatedRuleIsNoticed) {
            {"OF one less", [](arith::TensorCoreRule& r) { --r.result_fraction_bits; }, false},
            {"floor -132", [](arith::TensorCoreRule& r) { r.exponent_floor = -132; }, true},
            {"floor -134", [](arith::TensorCoreRule& r) { r.exponent_floor = -134; }, true},
-           {"no floor", [](arith::TensorCoreRule& r) { r.exponent_floor = -1000; }, true},
+           {"no floor", [](arith::TensorCoreRule& r) { r.exponent_floor = -280; }, true},
            {"to nearest", [](arith::TensorCoreRule& r) { r.round_to_nearest = true; }, false},
        }) {
     const auto tallies = compare(
