@@ -30,8 +30,9 @@ std::vector<std::string> list_captures(const std::string& name);
 /// which list_captures does.
 Capture read_capture(const std::string& name);
 
-/// Several captures and findings into one new file, written aside and renamed on commit(); a destructor
-/// without commit removes what was written. Never touches an existing file before the rename.
+/// Several captures and findings into one new file that appears under its name on commit(), whole, in one
+/// step (output_file.hpp); without commit, or after a crash, nothing is left. Never touches an existing file
+/// before. Long writes look at the interrupt flag (interrupt.hpp) and throw Interrupted.
 class CaptureWriter {
  public:
   /// Throws InputError if the folder is missing or unwritable, or the path is one of `inputs` (capture

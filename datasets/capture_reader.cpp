@@ -1,11 +1,15 @@
 #include "datasets/capture_reader.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <new>
 #include <optional>
 
 #include "datasets/attribute_reader.hpp"
@@ -70,6 +74,13 @@ Held held_inputs(hid_t group) {
     held.count += there ? 1 : 0;
   }
   return held;
+}
+
+/// Groups that stand beside a capture may have axes of any name, q and k too.
+bool belongs_to_a_result(const std::string& group) {
+  const std::string inside = group + "/";
+  return inside.find("/findings/") != std::string::npos || inside.find("/uncast/") != std::string::npos ||
+         inside.find("/trace/") != std::string::npos;
 }
 
 std::string incomplete(const std::string& path, const std::string& group, const Held& held) {
@@ -555,9 +566,19 @@ std::string full_name(const std::string& path, const std::string& group) {
 }
 
 std::size_t machine_memory() {
-  const long pages = ::sysconf(_SC_PHYS_PAGES);
-  const long page = ::sysconf(_SC_PAGE_SIZE);
-  return static_cast<std::size_t>(pages) * static_cast<std::size_t>(page);
+  std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+                      static_cast<std::size_t>(::sysconf(_SC_PAGE_SIZE));
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    const int fd = ::open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) continue;
+    std::array<char, 32> text{};
+    const ssize_t n = ::read(fd, text.data(), text.size() - 1);
+    ::close(fd);
+    const std::size_t limit =
+        n > 0 ? std::strtoull(text.data(), nullptr, 10) : 0;  // "max" reads as 0: no limit
+    if (limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes;
 }
 
 std::vector<std::string> capture_groups(const std::string& path) {
@@ -574,6 +595,7 @@ std::vector<std::string> capture_groups(const std::string& path) {
     if (!group) throw InputError(full_name(path, name) + ": group cannot be opened" + last_error());
     const Held held = held_inputs(group.get());
     if (held.count == 3) captures.push_back(name);
+    if (belongs_to_a_result(name)) continue;
     // Two of three is a broken capture and not something else, so it must not be passed over in silence.
     if (held.count == 2) throw InputError(incomplete(path, name, held));
   }
@@ -595,7 +617,11 @@ Capture read_capture_group(const std::string& path, const std::string& group, st
                            const BeforeRead& before_read) {
   const hdf5::LibraryLock lock;
   const hdf5::QuietErrors quiet;
-  return GroupReader(path, group.empty() ? "/" : group, before_read).read(largest_bytes);
+  try {
+    return GroupReader(path, group.empty() ? "/" : group, before_read).read(largest_bytes);
+  } catch (const std::bad_alloc&) {
+    throw InputError(full_name(path, group) + ": reading takes more memory than there is");
+  }
 }
 
 }  // namespace bitattn

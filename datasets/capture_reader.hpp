@@ -27,7 +27,7 @@ void expect_capture_group(const std::string& path, const std::string& group);
 Capture read_capture_group(const std::string& path, const std::string& group, std::size_t largest_bytes,
                            const BeforeRead& before_read);
 
-/// Memory of this machine in bytes: the most that a capture may claim.
+/// Memory of this machine or of the container it runs in, in bytes: the most that a capture may claim.
 std::size_t machine_memory();
 
 /// "FILE.h5" for the root, "FILE.h5:/group" for the others.

@@ -43,7 +43,8 @@ void OutputFile::fail(const std::string& what, int reason) const {
                    (reason == 0 ? "" : ": " + std::string(std::strerror(reason))));
 }
 
-OutputFile::OutputFile(const std::string& path, const std::vector<std::string>& inputs) : path_(path) {
+OutputFile::OutputFile(const std::string& path, const std::vector<std::string>& inputs, Until until)
+    : path_(path) {
   if (path.empty() || path.back() == '/') fail("not the name of a file", 0);
   // A link's target is replaced, not the link.
   target_ = resolved(path);
@@ -65,7 +66,7 @@ OutputFile::OutputFile(const std::string& path, const std::vector<std::string>& 
   if (::stat(folder_.c_str(), &folder) != 0) fail("folder " + folder_, errno);
   if (!S_ISDIR(folder.st_mode)) fail(folder_ + " is not a folder", 0);
   if (::access(folder_.c_str(), W_OK | X_OK) != 0) fail("folder " + folder_, errno);
-  open_nameless();
+  if (until == Until::nameless) open_nameless();
   if (descriptor_ < 0) open_named();
 }
 

@@ -2,6 +2,7 @@
 // A new file that appears under its name only when it is whole: nothing is left behind by an error, an
 // interrupt or a crash, and an existing file of that name is replaced in one step or not at all.
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,10 +10,15 @@ namespace bitattn {
 
 class OutputFile {
  public:
+  /// What the file is called until commit. `named`: a hidden name, as where the file system has no nameless
+  /// files.
+  enum class Until : std::uint8_t { nameless, named };
+
   /// Opens a nameless file in the folder of `path` (O_TMPFILE; a hidden temporary name where the file system
   /// has none). Throws InputError if the folder is missing or unwritable, `path` is not a regular file, or is
   /// one of `inputs` (capture names, compared by device and inode).
-  explicit OutputFile(const std::string& path, const std::vector<std::string>& inputs = {});
+  explicit OutputFile(const std::string& path, const std::vector<std::string>& inputs = {},
+                      Until until = Until::nameless);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile();

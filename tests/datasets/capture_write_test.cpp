@@ -277,6 +277,8 @@ TEST(WriteFinding, CarriesUnitsDescriptionAndDimensionScales) {
     writer.write_finding("/layer", "score_gradient_sum/before_cast", leak, "1", "sum", axes);
     writer.write_finding("/layer", "per_head", other, "1", "another length under the same name", {"head"});
     writer.write_finding("/", "summary", other, "s", "", {});
+    writer.write_finding("/layer", "scores", random_bits<double>({2, 3}, 33), "1", "axes named as tensors",
+                         {"q", "k"});
     writer.write_attributes("/layer/findings", {{"rows", std::int64_t{264}}});
     writer.commit();
   }
@@ -591,12 +593,49 @@ TEST(OutputFile, TextIsWrittenWholeOrNotAtAll) {
   EXPECT_THAT(folder.entries(), ElementsAre("page.html"));
 }
 
+TEST(OutputFile, HiddenNamesWhereThereAreNoNamelessFiles) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "a";
+  const auto fill = [](const OutputFile& file) { ASSERT_EQ(::write(file.descriptor(), "new", 3), 3); };
+  for (const bool old : {false, true}) {
+    if (old) test::write_bytes(path, "old");
+    {
+      const OutputFile file(path, {}, OutputFile::Until::named);
+      fill(file);
+      EXPECT_EQ(folder.entries().size(), old ? 2U : 1U);
+      EXPECT_EQ(folder.entries()[0].substr(0, 3), ".a.");
+    }
+    EXPECT_EQ(folder.entries().size(), old ? 1U : 0U);
+    OutputFile file(path, {}, OutputFile::Until::named);
+    fill(file);
+    file.commit();
+    EXPECT_EQ(test::file_bytes(path), "new");
+    EXPECT_THAT(folder.entries(), ElementsAre("a"));
+  }
+  // A second signal removes the hidden file too.
+  const int status = in_child([&] {
+    install_interrupt_handlers();
+    const OutputFile file(path, {}, OutputFile::Until::named);
+    ::raise(SIGTERM);
+    ::raise(SIGTERM);
+    return 0;
+  });
+  EXPECT_EQ(status, 128 + SIGTERM);
+  EXPECT_THAT(folder.entries(), ElementsAre("a"));
+}
+
 TEST(OutputFile, FollowsTheUmask) {
   const TemporaryFolder folder;
   const mode_t old = ::umask(027);
   write_text_file(folder / "a", "x");
+  {
+    OutputFile file(folder / "b", {}, OutputFile::Until::named);
+    file.commit();
+  }
   ::umask(old);
-  EXPECT_EQ(static_cast<unsigned>(std::filesystem::status(folder / "a").permissions()), 0640U);
+  for (const char* name : {"a", "b"}) {
+    EXPECT_EQ(static_cast<unsigned>(std::filesystem::status(folder / name).permissions()), 0640U) << name;
+  }
 }
 
 }  // namespace
