@@ -22,9 +22,9 @@ inline U128 product(std::uint64_t a, std::uint64_t b) {
   return static_cast<U128>(a) * b;
 }
 
-/// Leading zeros of x, which must not be 0.
+/// Leading zeros of x, which must not be 0: then below 128.
 inline int leading_zeros(U128 x) {
-  return high_half(x) != 0 ? std::countl_zero(high_half(x)) : 64 + std::countl_zero(low_half(x));
+  return (high_half(x) != 0 ? std::countl_zero(high_half(x)) : 64 + std::countl_zero(low_half(x))) & 127;
 }
 
 /// The 256-bit product a * b.

@@ -17,7 +17,8 @@
 namespace bitattn::reference::testing {
 namespace {
 
-using Fixed = boost::multiprecision::number<boost::multiprecision::mpfr_float_backend<100>>;
+using Fixed = boost::multiprecision::number<boost::multiprecision::mpfr_float_backend<100>,
+                                            boost::multiprecision::et_off>;
 
 double to_double(const Number& x) {
   return mpfr_get_d(raw(x), MPFR_RNDN);

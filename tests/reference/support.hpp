@@ -142,6 +142,7 @@ struct NaiveAttention {
   explicit NaiveAttention(const TestProblem& problem) : problem_(problem) {
     const auto convert = [](const std::vector<std::uint16_t>& words) {
       std::vector<T> values;
+      values.reserve(words.size());
       for (const std::uint16_t w : words) values.push_back(T(fp64_from_bf16(w)));
       return values;
     };
