@@ -33,6 +33,10 @@ struct BackwardTile {
   /// rows.
   static constexpr int kDqRows = kPanels == kWarpgroups ? kBlockM : kBlockM / kWarpgroups;
   static constexpr int kDqSliceBytes = kDqRows * 64 * 4;
+  /// Two places for dQ where there is room: a computing warpgroup goes on while a share waits for its turn.
+  static constexpr int kDqStages =
+      2 * kKeyBytes + 2 * kStages * kQueryBytes + kStages * kScoreBytes + 4 * kDqSliceBytes <= 224 * 1024 ? 2
+                                                                                                          : 1;
   static constexpr int kLoaderRegisters = 24;
   static constexpr int kComputeRegisters = 240;
 };
@@ -46,7 +50,7 @@ struct BackwardShared {
   static constexpr int kDout = kQ + Tile::kStages * Tile::kQueryBytes;
   static constexpr int kDs = kDout + Tile::kStages * Tile::kQueryBytes;
   static constexpr int kDq = kDs + Tile::kStages * Tile::kScoreBytes;
-  static constexpr int kLse = kDq + Tile::kWarpgroups * Tile::kDqSliceBytes;
+  static constexpr int kLse = kDq + Tile::kDqStages * Tile::kWarpgroups * Tile::kDqSliceBytes;
   static constexpr int kDpsum = kLse + Tile::kStages * Tile::kStatisticBytes;
   static constexpr int kBarriers = kDpsum + Tile::kStages * Tile::kStatisticBytes;
   static constexpr int kTicket = kBarriers + 8 * (1 + 4 * Tile::kStages);
@@ -65,8 +69,8 @@ struct BackwardShared {
     return at(kDout + stage * Tile::kQueryBytes);
   }
   __device__ __forceinline__ std::uint32_t ds(int stage) const { return at(kDs + stage * Tile::kScoreBytes); }
-  __device__ __forceinline__ std::uint32_t dq(int warpgroup) const {
-    return at(kDq + warpgroup * Tile::kDqSliceBytes);
+  __device__ __forceinline__ std::uint32_t dq(int stage, int warpgroup) const {
+    return at(kDq + (stage * Tile::kWarpgroups + warpgroup) * Tile::kDqSliceBytes);
   }
   __device__ __forceinline__ std::uint32_t lse(int stage) const {
     return at(kLse + stage * Tile::kStatisticBytes);
@@ -88,8 +92,12 @@ struct BackwardShared {
   }
 };
 
-/// Named barriers: dS is written (both computing warpgroups); a warpgroup's share of dQ is written, or taken.
-enum BackwardBarrier : int { kDsWritten = 1, kDqFull = 2, kDqEmpty = 4, kKeysDone = 6, kStored = 7 };
+/// Named barriers: dS is written (both computing warpgroups); a place for a warpgroup's share of dQ is full,
+/// or empty.
+enum BackwardBarrier : int { kDsWritten = 1, kDqFull = 2, kDqEmpty = 6, kKeysDone = 10, kStored = 11 };
+__device__ __forceinline__ int dq_barrier(BackwardBarrier first, int stage, int warpgroup) {
+  return first + 2 * stage + warpgroup;
+}
 inline constexpr int kDqThreads = 128 + 32;
 
 /// The key block and query head of a block of threads, and the query blocks [first, last) that see it (4.2).
@@ -102,9 +110,10 @@ __device__ __forceinline__ BackwardWork backward_work(const BackwardParams& p, i
   const int unit = ticket / p.blocks_n;
   const int in_unit = ticket % p.blocks_n;
   BackwardWork work;
-  // A key block waits for those before it in the order of dQ, so they must have started before: the ticket
-  // says so.
-  work.block_n = p.descending != 0 ? p.blocks_n - 1 - in_unit : in_unit;
+  // A key block waits for those before it in the order of dQ. Unless all of a head surely run at once, they
+  // must have started before: the ticket says so. Where they do, the longest go first and short ones fill the
+  // end.
+  work.block_n = p.descending != 0 && p.longest_first == 0 ? p.blocks_n - 1 - in_unit : in_unit;
   work.head = unit % p.heads_q;
   work.batch = unit / p.heads_q;
   work.first = 0;
@@ -169,8 +178,12 @@ __device__ __forceinline__ void backward_add_dq(const BackwardParams& p, const B
   const std::int64_t unit = static_cast<std::int64_t>(work.batch) * p.heads_q + work.head;
   int* turn = p.turns + unit * p.blocks_m;
   float* dq = p.dq_accum + unit * p.blocks_m * (Tile::kBlockM * Tile::kHeadDim);
+  const auto all_empty = [&](int stage) {
 #pragma unroll
-  for (int w = 0; w < Tile::kWarpgroups; ++w) named_arrive(kDqEmpty + w, kDqThreads);
+    for (int w = 0; w < Tile::kWarpgroups; ++w) named_arrive(dq_barrier(kDqEmpty, stage, w), kDqThreads);
+  };
+  for (int stage = 0; stage < Tile::kDqStages; ++stage) all_empty(stage);
+  int stage = 0;
 #pragma unroll 1
   for (int m = work.first; m < work.last; ++m) {
     int position = work.block_n;
@@ -185,27 +198,27 @@ __device__ __forceinline__ void backward_add_dq(const BackwardParams& p, const B
     float* tile = dq + static_cast<std::int64_t>(m) * (Tile::kBlockM * Tile::kHeadDim);
 #pragma unroll
     for (int w = 0; w < Tile::kWarpgroups; ++w) {
-      named_sync(kDqFull + w, kDqThreads);
+      named_sync(dq_barrier(kDqFull, stage, w), kDqThreads);
       if (leader) {
         float* slice = tile + w * (Tile::kDqSliceBytes / 4);
         if (position == 0) {
-          store_bytes(slice, shared.dq(w), Tile::kDqSliceBytes);
+          store_bytes(slice, shared.dq(stage, w), Tile::kDqSliceBytes);
         } else {
-          add_bytes(slice, shared.dq(w), Tile::kDqSliceBytes);
+          add_bytes(slice, shared.dq(stage, w), Tile::kDqSliceBytes);
         }
         copies_commit();
       }
     }
     if (leader) copies_wait_read();
     __syncwarp();
-#pragma unroll
-    for (int w = 0; w < Tile::kWarpgroups; ++w) named_arrive(kDqEmpty + w, kDqThreads);
+    all_empty(stage);
     if (leader) {
       copies_wait();  // performed, not only read: the next key block's addition must come after
       fence_async_all();
       add_release(turn + m, 1);
     }
     __syncwarp();
+    if constexpr (Tile::kDqStages == 2) stage ^= 1;
   }
 }
 
@@ -257,11 +270,13 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
   const ByTokens<kN> k_by_tokens{shared.k() +
                                  static_cast<std::uint32_t>(split_columns ? warpgroup * kN * kRowBytes : 0)};
   const auto release = [&](std::uint32_t barrier) {
+    __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   };
 
   barrier_wait(shared.kv_full(), 0);
   RingPosition<Tile::kStages> ring;
+  int dq_stage = 0;
   const auto step = [&](int m, auto masked) {
     float s[kM / 2];
     float dp[kM / 2];
@@ -337,13 +352,15 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
     wgmma_commit();
     wgmma_wait<1>();
     pin(dq);
-    named_sync(kDqEmpty + warpgroup, kDqThreads);
+    named_sync(dq_barrier(kDqEmpty, dq_stage, warpgroup), kDqThreads);
 #pragma unroll
     for (int g = 0; g < Tile::kDqRows / 8; ++g) {
-      store_quad(shared.dq(warpgroup) + static_cast<std::uint32_t>((g * 128 + thread) * 16), dq + 4 * g);
+      store_quad(shared.dq(dq_stage, warpgroup) + static_cast<std::uint32_t>((g * 128 + thread) * 16),
+                 dq + 4 * g);
     }
     fence_async_shared();
-    named_arrive(kDqFull + warpgroup, kDqThreads);
+    named_arrive(dq_barrier(kDqFull, dq_stage, warpgroup), kDqThreads);
+    if constexpr (Tile::kDqStages == 2) dq_stage ^= 1;
     wgmma_wait<0>();
     pin(dk);
     release(shared.q_empty(stage));

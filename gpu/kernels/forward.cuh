@@ -13,19 +13,28 @@
 
 namespace bitattn::gpu {
 
+/// Where the rounded P of a warpgroup waits for its product with V.
+enum class Weights { in_registers, in_shared_memory };
+
 /// Tiles of a forward kernel. block_n is a matter of bits (2.2), the rest is not.
-template <int kHeadDim_, int kBlockN_, int kWarpgroups_, bool kCausal_>
+template <int kHeadDim_, int kBlockN_, int kWarpgroups_, bool kCausal_,
+          Weights kWeights_ = Weights::in_registers>
 struct ForwardTile {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kWarpgroups = kWarpgroups_;
   static constexpr bool kCausal = kCausal_;
+  static constexpr Weights kWeights = kWeights_;
   static constexpr int kBlockM = 64 * kWarpgroups;
   static constexpr int kThreads = 128 * (kWarpgroups + 1);
   static constexpr int kStages = 2;
   static constexpr int kPanels = kHeadDim / kPanelColumns;
-  static constexpr int kQueryBytes = kBlockM * kHeadDim * 2;
+  static constexpr int kQueryBytes = 64 * kHeadDim * 2;  ///< of a warpgroup
   static constexpr int kKeyBytes = kBlockN * kHeadDim * 2;
+  static constexpr int kWeightBytes = kWeights == Weights::in_shared_memory ? 64 * kBlockN * 2 : 0;
+  /// O leaves through the place of Q where there is no other.
+  static constexpr bool kOwnOutput =
+      kWarpgroups * (2 * kQueryBytes + kWeightBytes) + 2 * kStages * kKeyBytes <= 224 * 1024;
   static constexpr int kLoaderRegisters = kWarpgroups == 2 ? 24 : 32;
   static constexpr int kComputeRegisters = kWarpgroups == 2 ? 240 : 160;
 };
@@ -34,52 +43,71 @@ struct ForwardTile {
 template <class Tile>
 struct ForwardShared {
   static constexpr int kQ = 0;
-  static constexpr int kK = kQ + Tile::kQueryBytes;
+  static constexpr int kK = kQ + Tile::kWarpgroups * Tile::kQueryBytes;
   static constexpr int kV = kK + Tile::kStages * Tile::kKeyBytes;
-  static constexpr int kBarriers = kV + Tile::kStages * Tile::kKeyBytes;
-  static constexpr int kBytes = kBarriers + 8 * (1 + 4 * Tile::kStages);
-  static_assert(Tile::kKeyBytes % kSwizzleBytes == 0 && Tile::kQueryBytes % kSwizzleBytes == 0);
+  static constexpr int kWeights = kV + Tile::kStages * Tile::kKeyBytes;
+  static constexpr int kOutput = kWeights + Tile::kWarpgroups * Tile::kWeightBytes;
+  static constexpr int kBarriers = kOutput + (Tile::kOwnOutput ? Tile::kWarpgroups * Tile::kQueryBytes : 0);
+  static constexpr int kTickets = kBarriers + 8 * (2 * Tile::kWarpgroups + 4 * Tile::kStages + 4);
+  static constexpr int kBytes = kTickets + 8;
+  static_assert(Tile::kKeyBytes % kSwizzleBytes == 0 && Tile::kQueryBytes % kSwizzleBytes == 0 &&
+                Tile::kWeightBytes % kSwizzleBytes == 0);
+  static_assert(kBytes <= 232448, "the most a block of threads can have");
 
   std::uint32_t base;
-  __device__ __forceinline__ std::uint32_t q() const { return base + kQ; }
-  __device__ __forceinline__ std::uint32_t k(int stage) const {
-    return base + kK + static_cast<std::uint32_t>(stage * Tile::kKeyBytes);
+  __device__ __forceinline__ std::uint32_t at(int offset) const {
+    return base + static_cast<std::uint32_t>(offset);
   }
-  __device__ __forceinline__ std::uint32_t v(int stage) const {
-    return base + kV + static_cast<std::uint32_t>(stage * Tile::kKeyBytes);
+  __device__ __forceinline__ std::uint32_t q(int warpgroup) const {
+    return at(kQ + warpgroup * Tile::kQueryBytes);
   }
-  __device__ __forceinline__ std::uint32_t barrier(int i) const {
-    return base + kBarriers + static_cast<std::uint32_t>(8 * i);
+  __device__ __forceinline__ std::uint32_t k(int stage) const { return at(kK + stage * Tile::kKeyBytes); }
+  __device__ __forceinline__ std::uint32_t v(int stage) const { return at(kV + stage * Tile::kKeyBytes); }
+  __device__ __forceinline__ std::uint32_t weights(int warpgroup) const {
+    return at(kWeights + warpgroup * Tile::kWeightBytes);
   }
-  __device__ __forceinline__ std::uint32_t q_full() const { return barrier(0); }
-  __device__ __forceinline__ std::uint32_t k_full(int stage) const { return barrier(1 + stage); }
-  __device__ __forceinline__ std::uint32_t k_empty(int stage) const {
-    return barrier(1 + Tile::kStages + stage);
+  __device__ __forceinline__ std::uint32_t output(int warpgroup) const {
+    return at((Tile::kOwnOutput ? kOutput : kQ) + warpgroup * Tile::kQueryBytes);
   }
+  __device__ __forceinline__ std::uint32_t barrier(int i) const { return at(kBarriers + 8 * i); }
+  __device__ __forceinline__ std::uint32_t k_full(int stage) const { return barrier(stage); }
+  __device__ __forceinline__ std::uint32_t k_empty(int stage) const { return barrier(Tile::kStages + stage); }
   __device__ __forceinline__ std::uint32_t v_full(int stage) const {
-    return barrier(1 + 2 * Tile::kStages + stage);
+    return barrier(2 * Tile::kStages + stage);
   }
   __device__ __forceinline__ std::uint32_t v_empty(int stage) const {
-    return barrier(1 + 3 * Tile::kStages + stage);
+    return barrier(3 * Tile::kStages + stage);
   }
+  __device__ __forceinline__ std::uint32_t ticket_full(int slot) const {
+    return barrier(4 * Tile::kStages + slot);
+  }
+  __device__ __forceinline__ std::uint32_t ticket_empty(int slot) const {
+    return barrier(4 * Tile::kStages + 2 + slot);
+  }
+  __device__ __forceinline__ std::uint32_t q_full(int warpgroup) const {
+    return barrier(4 * Tile::kStages + 4 + warpgroup);
+  }
+  __device__ __forceinline__ std::uint32_t q_empty(int warpgroup) const {
+    return barrier(4 * Tile::kStages + 4 + Tile::kWarpgroups + warpgroup);
+  }
+  __device__ __forceinline__ std::uint32_t ticket(int slot) const { return at(kTickets + 4 * slot); }
 };
 
-/// Which tile of which head a block computes, and the key blocks [0, last) that its rows may see (2.3).
+/// A tile of a head, and the key blocks [0, last) that its rows may see (2.3).
 struct ForwardWork {
   int block_m, head, batch, last;
 };
 
+/// The tile of a ticket. Heads come in groups whose keys and values fit the L2 cache; under a causal mask the
+/// longest tiles of a group come first.
 template <class Tile>
-__device__ __forceinline__ ForwardWork forward_work(const ForwardParams& p) {
-  // Heads in groups whose keys and values fit the L2 cache; under a causal mask the longest tiles of a group
-  // first.
-  const int index = static_cast<int>(blockIdx.x);
+__device__ __forceinline__ ForwardWork forward_work(const ForwardParams& p, int ticket) {
   const int per_group = p.heads_per_group * p.blocks_m;
-  const int group = index / per_group;
-  const int in_group = index % per_group;
-  const int heads = min(p.heads_per_group, p.batch * p.heads_q - group * p.heads_per_group);
+  const int group = ticket / per_group;
+  const int in_group = ticket % per_group;
   int block_m, unit;
   if constexpr (Tile::kCausal) {
+    const int heads = min(p.heads_per_group, p.batch * p.heads_q - group * p.heads_per_group);
     block_m = p.blocks_m - 1 - in_group / heads;
     unit = group * p.heads_per_group + in_group % heads;
   } else {
@@ -95,33 +123,55 @@ __device__ __forceinline__ ForwardWork forward_work(const ForwardParams& p) {
   return work;
 }
 
-/// The loading thread: Q once, then K and V blocks from right to left.
+/// The loading thread: for each tile Q, and K and V blocks from right to left, as far ahead as there is room.
+/// It also draws the tickets; the computing warpgroups read them from two slots.
 template <class Tile>
-__device__ __forceinline__ void forward_load(const ForwardParams& p, const ForwardShared<Tile>& shared,
-                                             const ForwardWork& work) {
-  const int kv_head = work.head / p.group;
+__device__ __forceinline__ void forward_load(const ForwardParams& p, const ForwardShared<Tile>& shared) {
+  RingPosition<2> slots;
+  RingPosition<Tile::kStages> ring;
+  int q_parity = 1;
   const auto copy_tile = [&](std::uint32_t tile, int rows, const CUtensorMap* map, std::uint32_t barrier,
-                             int token, int head) {
+                             int token, int head, int batch) {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
       copy_box(tile + static_cast<std::uint32_t>(panel * rows * kRowBytes), map, barrier,
-               panel * kPanelColumns, token, head, work.batch);
+               panel * kPanelColumns, token, head, batch);
     }
   };
-  barrier_expect(shared.q_full(), Tile::kQueryBytes);
-  copy_tile(shared.q(), Tile::kBlockM, &p.q, shared.q_full(), work.block_m * Tile::kBlockM, work.head);
-  RingPosition<Tile::kStages> ring;
+  int ticket = static_cast<int>(blockIdx.x);
+  while (true) {
+    barrier_wait(shared.ticket_empty(slots.stage), slots.parity ^ 1);
+    store_word(shared.ticket(slots.stage), ticket);
+    barrier_arrive(shared.ticket_full(slots.stage));
+    slots.advance();
+    if (ticket >= p.tiles) return;
+    const ForwardWork work = forward_work<Tile>(p, ticket);
+    // The counter returns to zero by itself: as many tickets are drawn as there are tiles.
+    ticket = static_cast<int>(gridDim.x + atomicInc(p.ticket_counter, static_cast<unsigned>(p.tiles - 1)));
+    if (work.last == 0) continue;
+    const int kv_head = work.head / p.group;
 #pragma unroll 1
-  for (int n = work.last - 1; n >= 0; --n) {
-    barrier_wait(shared.k_empty(ring.stage), ring.parity ^ 1);
-    barrier_expect(shared.k_full(ring.stage), Tile::kKeyBytes);
-    copy_tile(shared.k(ring.stage), Tile::kBlockN, &p.k, shared.k_full(ring.stage), n * Tile::kBlockN,
-              kv_head);
-    barrier_wait(shared.v_empty(ring.stage), ring.parity ^ 1);
-    barrier_expect(shared.v_full(ring.stage), Tile::kKeyBytes);
-    copy_tile(shared.v(ring.stage), Tile::kBlockN, &p.v, shared.v_full(ring.stage), n * Tile::kBlockN,
-              kv_head);
-    ring.advance();
+    for (int n = work.last - 1; n >= 0; --n) {
+      barrier_wait(shared.k_empty(ring.stage), ring.parity ^ 1);
+      barrier_expect(shared.k_full(ring.stage), Tile::kKeyBytes);
+      copy_tile(shared.k(ring.stage), Tile::kBlockN, &p.k, shared.k_full(ring.stage), n * Tile::kBlockN,
+                kv_head, work.batch);
+      if (n == work.last - 1) {
+#pragma unroll 1
+        for (int w = 0; w < Tile::kWarpgroups; ++w) {
+          barrier_wait(shared.q_empty(w), q_parity);
+          barrier_expect(shared.q_full(w), Tile::kQueryBytes);
+          copy_tile(shared.q(w), 64, &p.q, shared.q_full(w), work.block_m * Tile::kBlockM + 64 * w, work.head,
+                    work.batch);
+        }
+        q_parity ^= 1;
+      }
+      barrier_wait(shared.v_empty(ring.stage), ring.parity ^ 1);
+      barrier_expect(shared.v_full(ring.stage), Tile::kKeyBytes);
+      copy_tile(shared.v(ring.stage), Tile::kBlockN, &p.v, shared.v_full(ring.stage), n * Tile::kBlockN,
+                kv_head, work.batch);
+      ring.advance();
+    }
   }
 }
 
@@ -216,80 +266,120 @@ struct Turns {
   }
 };
 
-/// One computing warpgroup.
+/// A tile whose rows see no key: O = +0, LSE = -inf (2.3). Each warpgroup writes its 64 rows.
+template <class Tile>
+__device__ __forceinline__ void forward_empty(const ForwardParams& p, const ForwardWork& work,
+                                              int warpgroup) {
+  constexpr int kChunks = Tile::kHeadDim / 8;
+  const int first = work.block_m * Tile::kBlockM + 64 * warpgroup;
+  const int rows = min(64, p.seqlen_q - first);
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  for (int i = thread; i < rows * kChunks; i += 128) {
+    auto* out = p.out_data + work.batch * p.out_strides.batch +
+                static_cast<std::int64_t>(first + i / kChunks) * p.out_strides.token +
+                work.head * p.out_strides.head + i % kChunks * 8;
+    *reinterpret_cast<uint4*>(out) = uint4{0, 0, 0, 0};
+  }
+  float* lse = p.lse + (static_cast<std::int64_t>(work.batch) * p.heads_q + work.head) * p.seqlen_q + first;
+  for (int i = thread; i < rows; i += 128) lse[i] = minus_infinity();
+}
+
+/// A computing warpgroup's places in the rings; they go on from tile to tile.
+template <class Tile>
+struct ForwardPlaces {
+  RingPosition<Tile::kStages> k, v;
+  int q_parity = 0;
+};
+
+/// One computing warpgroup, one tile.
 template <class Tile, class Order>
 __device__ __forceinline__ void forward_compute(const ForwardParams& p, const ForwardShared<Tile>& shared,
-                                                const ForwardWork& work, int warpgroup) {
+                                                const ForwardWork& work, const Turns<Tile>& turns,
+                                                ForwardPlaces<Tile>& places) {
   constexpr int kD = Tile::kHeadDim;
   constexpr int kN = Tile::kBlockN;
+  constexpr bool kShared = Tile::kWeights == Weights::in_shared_memory;
+  const int warpgroup = turns.warpgroup;
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int lane = thread % 32;
-  const int tile_row = 64 * warpgroup;
-  const int query = work.block_m * Tile::kBlockM + tile_row + thread / 32 * 16 + lane / 4;
+  const int first_row = work.block_m * Tile::kBlockM + 64 * warpgroup;
+  const int query = first_row + thread / 32 * 16 + lane / 4;
 
   float o[kD / 2];
   float s[kN / 2];
-  std::uint32_t p_words[kN / 4];
+  std::uint32_t p_words[kShared ? 4 : kN / 4];
   RowState row;
   float alpha[2] = {1.0F, 1.0F};
 #pragma unroll
   for (int i = 0; i < kD / 2; ++i) o[i] = 0.0F;
 
-  const ByColumns<Tile::kBlockM> q{shared.q() + static_cast<std::uint32_t>(tile_row * kRowBytes)};
-  RingPosition<Tile::kStages> k_ring;
-  RingPosition<Tile::kStages> v_ring;
-  const Turns<Tile> turns{warpgroup};
-
+  const ByColumns<64> q{shared.q(warpgroup)};
+  const auto together = [&] { named_sync(4 + warpgroup, 128); };
   const auto multiply_scores = [&] {
     wgmma_fence();
-    multiply<kN, kD / 16>(s, q, ByColumns<kN>{shared.k(k_ring.stage)});
+    multiply<kN, kD / 16>(s, q, ByColumns<kN>{shared.k(places.k.stage)});
     wgmma_commit();
   };
   const auto multiply_values = [&] {
+    const ByTokens<kN> v{shared.v(places.v.stage)};
     wgmma_fence();
-    multiply_add<kD, kN / 16>(o, p_words, ByTokens<kN>{shared.v(v_ring.stage)});
+    if constexpr (kShared) {
+      multiply_add<kD, kN / 16>(o, ByColumns<64>{shared.weights(warpgroup)}, v);
+    } else {
+      multiply_add<kD, kN / 16>(o, p_words, v);
+    }
     wgmma_commit();
   };
+  const auto keep_weights = [&] {
+    if constexpr (kShared) {
+      together();  // the product before has read the place
+      store_accumulators<64, kN>(shared.weights(warpgroup), 0, s);
+      fence_async_shared();
+      together();
+    } else {
+      pack_operand(s, p_words);
+    }
+  };
   const auto release = [&](std::uint32_t barrier) {
+    __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   };
 
   // The rightmost block: tests the length too, and starts maxima and sums.
-  barrier_wait(shared.q_full(), 0);
-  barrier_wait(shared.k_full(k_ring.stage), k_ring.parity);
+  barrier_wait(shared.q_full(warpgroup), places.q_parity);
+  barrier_wait(shared.k_full(places.k.stage), places.k.parity);
   multiply_scores();
   wgmma_wait<0>();
   pin(s);
-  release(shared.k_empty(k_ring.stage));
-  k_ring.advance();
+  release(shared.k_empty(places.k.stage));
+  places.k.advance();
   int n = work.last - 1;
   mask_scores<Tile, true>(s, n * kN, query, p);
   softmax_step<Tile, Order, true, true>(s, row, alpha, p.scale_log2);
-  pack_operand(s, p_words);
-  turns.begin();
+  keep_weights();
 
   // One step to the left: scores of block n beside P.V of block n+1.
   const auto step = [&](auto masked) {
     constexpr bool kMasked = decltype(masked)::value;
-    barrier_wait(shared.k_full(k_ring.stage), k_ring.parity);
+    barrier_wait(shared.k_full(places.k.stage), places.k.parity);
     turns.wait();
     pin(o);
     multiply_scores();
-    barrier_wait(shared.v_full(v_ring.stage), v_ring.parity);
+    barrier_wait(shared.v_full(places.v.stage), places.v.parity);
     multiply_values();
     turns.pass_on();
     wgmma_wait<1>();
     pin(s);
-    release(shared.k_empty(k_ring.stage));
-    k_ring.advance();
+    release(shared.k_empty(places.k.stage));
+    places.k.advance();
     if constexpr (kMasked) mask_scores<Tile, false>(s, n * kN, query, p);
     softmax_step<Tile, Order, false, kMasked>(s, row, alpha, p.scale_log2);
     wgmma_wait<0>();
     pin(o);
-    release(shared.v_empty(v_ring.stage));
-    v_ring.advance();
+    release(shared.v_empty(places.v.stage));
+    places.v.advance();
     scale_rows(o, alpha);
-    pack_operand(s, p_words);
+    keep_weights();
   };
   --n;
   if constexpr (Tile::kCausal) {
@@ -300,7 +390,9 @@ __device__ __forceinline__ void forward_compute(const ForwardParams& p, const Fo
 #pragma unroll 1
   for (; n >= 0; --n) step(False{});
 
-  barrier_wait(shared.v_full(v_ring.stage), v_ring.parity);
+  if constexpr (Tile::kOwnOutput) release(shared.q_empty(warpgroup));
+  places.q_parity ^= 1;
+  barrier_wait(shared.v_full(places.v.stage), places.v.parity);
   pin(o);
   multiply_values();
 
@@ -321,37 +413,28 @@ __device__ __forceinline__ void forward_compute(const ForwardParams& p, const Fo
   }
   wgmma_wait<0>();
   pin(o);
+  release(shared.v_empty(places.v.stage));
+  places.v.advance();
   scale_rows(o, inverse);
 
-  // The warpgroup's own rows of Q are no longer needed: O leaves through them.
-  store_accumulators<Tile::kBlockM, kD>(shared.q(), tile_row, o);
+  // O leaves through shared memory, once the tile before has left it and (where it is Q's place) all have
+  // read Q.
+  if (Tile::kOwnOutput && thread == 0) copies_wait_read();
+  together();
+  store_accumulators<64, kD>(shared.output(warpgroup), 0, o);
   fence_async_shared();
-  named_sync(4 + warpgroup, 128);
-  if (thread == 0) {
+  together();
+  if (thread == 0 && first_row < p.seqlen_q) {
 #pragma unroll
     for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      store_box(&p.out,
-                shared.q() + static_cast<std::uint32_t>((panel * Tile::kBlockM + tile_row) * kRowBytes),
-                panel * kPanelColumns, work.block_m * Tile::kBlockM + tile_row, work.head, work.batch);
+      store_box(&p.out, shared.output(warpgroup) + static_cast<std::uint32_t>(panel * 64 * kRowBytes),
+                panel * kPanelColumns, first_row, work.head, work.batch);
     }
     copies_commit();
-    copies_wait_read();
+    if constexpr (!Tile::kOwnOutput) copies_wait_read();
   }
-}
-
-/// A tile whose rows see no key: O = +0, LSE = -inf (2.3).
-template <class Tile>
-__device__ __forceinline__ void forward_empty(const ForwardParams& p, const ForwardWork& work) {
-  const int rows = min(Tile::kBlockM, p.seqlen_q - work.block_m * Tile::kBlockM);
-  for (int i = static_cast<int>(threadIdx.x); i < rows * (Tile::kHeadDim / 8); i += Tile::kThreads) {
-    const std::int64_t token = work.block_m * Tile::kBlockM + i / (Tile::kHeadDim / 8);
-    auto* out = p.out_data + work.batch * p.out_strides.batch + token * p.out_strides.token +
-                work.head * p.out_strides.head + i % (Tile::kHeadDim / 8) * 8;
-    *reinterpret_cast<uint4*>(out) = uint4{0, 0, 0, 0};
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < rows; i += Tile::kThreads) {
-    p.lse[(static_cast<std::int64_t>(work.batch) * p.heads_q + work.head) * p.seqlen_q +
-          work.block_m * Tile::kBlockM + i] = minus_infinity();
+  if constexpr (!Tile::kOwnOutput) {
+    if (thread == 0) barrier_arrive(shared.q_empty(warpgroup));
   }
 }
 
@@ -359,18 +442,20 @@ template <class Tile, class Order>
 __global__ void __launch_bounds__(Tile::kThreads, 1) forward_kernel(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   const ForwardShared<Tile> shared{shared_address(memory)};
-  const ForwardWork work = forward_work<Tile>(p);
-  if (work.last == 0) {
-    forward_empty<Tile>(p, work);
-    return;
-  }
   if (threadIdx.x == 0) {
-    barrier_init(shared.q_full(), 1);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barrier_init(shared.k_full(stage), 1);
       barrier_init(shared.v_full(stage), 1);
       barrier_init(shared.k_empty(stage), 4 * Tile::kWarpgroups);
       barrier_init(shared.v_empty(stage), 4 * Tile::kWarpgroups);
+    }
+    for (int slot = 0; slot < 2; ++slot) {
+      barrier_init(shared.ticket_full(slot), 1);
+      barrier_init(shared.ticket_empty(slot), 4 * Tile::kWarpgroups);
+    }
+    for (int w = 0; w < Tile::kWarpgroups; ++w) {
+      barrier_init(shared.q_full(w), 1);
+      barrier_init(shared.q_empty(w), Tile::kOwnOutput ? 4 : 1);
     }
     barrier_init_done();
   }
@@ -378,10 +463,28 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) forward_kernel(const __grid
   const int warpgroup = static_cast<int>(threadIdx.x) / 128;
   if (warpgroup == 0) {
     give_registers<Tile::kLoaderRegisters>();
-    if (threadIdx.x == 0) forward_load<Tile>(p, shared, work);
+    if (threadIdx.x == 0) forward_load<Tile>(p, shared);
   } else {
     take_registers<Tile::kComputeRegisters>();
-    forward_compute<Tile, Order>(p, shared, work, warpgroup - 1);
+    const Turns<Tile> turns{warpgroup - 1};
+    turns.begin();
+    RingPosition<2> slots;
+    ForwardPlaces<Tile> places;
+    while (true) {
+      barrier_wait(shared.ticket_full(slots.stage), slots.parity);
+      const int ticket = load_word(shared.ticket(slots.stage));
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(shared.ticket_empty(slots.stage));
+      slots.advance();
+      if (ticket >= p.tiles) break;
+      const ForwardWork work = forward_work<Tile>(p, ticket);
+      if (work.last == 0) {
+        forward_empty<Tile>(p, work, turns.warpgroup);
+      } else {
+        forward_compute<Tile, Order>(p, shared, work, turns, places);
+      }
+    }
+    if (threadIdx.x % 128 == 0) copies_wait_read();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 
 #include "gpu/kernels/around_backward.cuh"
@@ -125,12 +126,32 @@ void zero(const BitattnTensor& tensor, const BitattnCall& call, int tokens, int 
          "zeros");
 }
 
+int multiprocessors() {
+  int device = 0;
+  int count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+/// Ticket counters of the forward. Each is zero again when a kernel ends, so a launch needs none of its own:
+/// only as many as run at once, on any number of streams.
+constexpr unsigned kTicketCounters = 4096;
+__device__ unsigned ticket_counters[kTicketCounters];
+
+unsigned* next_ticket_counter() {
+  static std::atomic<unsigned> next{0};
+  void* first = nullptr;
+  check(cudaGetSymbolAddress(&first, ticket_counters), "the ticket counters");
+  return static_cast<unsigned*>(first) + next++ % kTicketCounters;
+}
+
 template <class Tile>
 void launch_forward(const BitattnCall& call, const BitattnTensor& q, const BitattnTensor& k,
                     const BitattnTensor& v, const BitattnTensor& out, float* lse, cudaStream_t stream) {
   const int d = call.head_dim;
   ForwardParams p{};
-  p.q = tensor_map(q, "q", d, call.seqlen_q, call.heads_q, call.batch, Tile::kBlockM);
+  p.q = tensor_map(q, "q", d, call.seqlen_q, call.heads_q, call.batch, 64);
   p.k = tensor_map(k, "k", d, call.seqlen_k, call.heads_kv, call.batch, Tile::kBlockN);
   p.v = tensor_map(v, "v", d, call.seqlen_k, call.heads_kv, call.batch, Tile::kBlockN);
   p.out = tensor_map(out, "out", d, call.seqlen_q, call.heads_q, call.batch, 64);
@@ -150,8 +171,13 @@ void launch_forward(const BitattnCall& call, const BitattnTensor& q, const Bitat
   const std::int64_t heads = static_cast<std::int64_t>(call.batch) * call.heads_q;
   p.heads_per_group = static_cast<int>(
       std::clamp<std::int64_t>(kCacheBytes / std::max<std::int64_t>(1, bytes_per_head), 1, heads));
-  launch(forward_kernel<Tile, Flash3Order>, dim3(static_cast<unsigned>(heads * p.blocks_m)), Tile::kThreads,
-         ForwardShared<Tile>::kBytes, stream, p, "forward");
+  const std::int64_t tiles = heads * p.blocks_m;
+  if (tiles > 1 << 30)
+    fail(BITATTN_KERNELS_UNSUPPORTED, std::to_string(tiles) + " query tiles, the most are 2^30");
+  p.tiles = static_cast<int>(tiles);
+  p.ticket_counter = next_ticket_counter();
+  launch(forward_kernel<Tile, Flash3Order>, dim3(static_cast<unsigned>(std::min(p.tiles, multiprocessors()))),
+         Tile::kThreads, ForwardShared<Tile>::kBytes, stream, p, "forward");
 }
 
 void forward(const BitattnCall& call, const BitattnTensor& q, const BitattnTensor& k, const BitattnTensor& v,
@@ -182,7 +208,8 @@ void forward(const BitattnCall& call, const BitattnTensor& q, const BitattnTenso
   } else if (causal) {
     launch_forward<ForwardTile<64, 128, 3, true>>(call, q, k, v, out, lse, stream);
   } else {
-    launch_forward<ForwardTile<64, 192, 2, false>>(call, q, k, v, out, lse, stream);
+    launch_forward<ForwardTile<64, 192, 3, false, Weights::in_shared_memory>>(call, q, k, v, out, lse,
+                                                                              stream);
   }
 }
 
@@ -277,6 +304,8 @@ void launch_backward(const BitattnCall& call, const BackwardTensors& t, unsigned
   p.blocks_m = blocks_m;
   p.blocks_n = blocks_n;
   p.descending = Tile::kCausal && call.dq_left_to_right == 0 ? 1 : 0;
+  // Half of the multiprocessors is a margin: a multiprocessor holds one block of threads.
+  p.longest_first = 2 * blocks_n <= multiprocessors() ? 1 : 0;
   launch(backward_kernel<Tile, Flash3Order>,
          dim3(static_cast<unsigned>(static_cast<std::int64_t>(call.batch) * call.heads_q * blocks_n)),
          Tile::kThreads, BackwardShared<Tile>::kBytes, stream, p, "backward");

@@ -20,15 +20,16 @@ struct Strides {
 };
 
 struct ForwardParams {
-  CUtensorMap q, k, v;  ///< boxes of a tile's rows
-  CUtensorMap out;      ///< boxes of 64 rows
+  CUtensorMap q, out;  ///< boxes of 64 rows
+  CUtensorMap k, v;    ///< boxes of a key tile
   std::uint16_t* out_data;
   float* lse;  ///< [batch][heads_q][seqlen_q]
   Strides out_strides;
   float scale_log2;  ///< c
   int batch, heads_q, group, seqlen_q, seqlen_k;
-  int blocks_m;
-  int heads_per_group;  ///< (batch, head) pairs that are computed side by side
+  int blocks_m, tiles;
+  unsigned* ticket_counter;  ///< zero before and after
+  int heads_per_group;       ///< (batch, head) pairs that are computed side by side
 };
 
 struct PreprocessParams {
@@ -50,7 +51,8 @@ struct BackwardParams {
   float scale_log2, softmax_scale;
   int batch, heads_q, group, seqlen_q, seqlen_k;
   int blocks_m, blocks_n;
-  int descending;  ///< key blocks add to dQ from right to left
+  int descending;     ///< key blocks add to dQ from right to left
+  int longest_first;  ///< key blocks of a head start from the left all the same
 };
 
 struct DqPostprocessParams {

@@ -55,6 +55,14 @@ struct ByTokens {
   }
 };
 
+__device__ __forceinline__ int load_word(std::uint32_t address) {
+  int v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(address) : "memory");
+  return v;
+}
+__device__ __forceinline__ void store_word(std::uint32_t address, int v) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
+}
 __device__ __forceinline__ float2 load_pair(std::uint32_t address) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");

@@ -50,6 +50,15 @@ __device__ __forceinline__ void multiply(float (&d)[kN / 2], const A& a, const B
   }
 }
 
+/// D += A * B^T, both operands from shared memory.
+template <int kN, int kSteps, class A, class B>
+__device__ __forceinline__ void multiply_add(float (&d)[kN / 2], const A& a, const B& b) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    Wgmma<kN>::template add<A::kTransposed, B::kTransposed>(d, a.descriptor(step), b.descriptor(step));
+  }
+}
+
 /// D += A * B^T with A from registers: four words a step, as pack_operand leaves them.
 template <int kN, int kSteps, class B>
 __device__ __forceinline__ void multiply_add(float (&d)[kN / 2], const std::uint32_t (&a)[4 * kSteps],

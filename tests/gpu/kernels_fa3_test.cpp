@@ -112,6 +112,17 @@ TEST_P(Grid, EveryBitOfTheEmulatorInEveryShape) {
   std::printf("%zu shapes, %zu elements compared\n", std::size(shapes), compared);
 }
 
+/// Few and small, for compute-sanitizer: several blocks of threads on one query block's dQ, groups, ragged
+/// ends, rows without keys.
+TEST_P(Grid, SmallShapes) {
+  SKIP_WITHOUT_HOPPER();
+  const auto [head_dim, causal] = GetParam();
+  std::uint64_t seed = 50;
+  for (const Shape& shape : {Shape{1, 2, 1, 150, 270}, Shape{1, 1, 1, 270, 140}}) {
+    expect_emulated_bits(generated("normal", shape, static_cast<std::size_t>(head_dim), causal, seed++));
+  }
+}
+
 TEST_P(Grid, EveryBitOfTheEmulatorInEveryRegime) {
   SKIP_WITHOUT_HOPPER();
   const auto [head_dim, causal] = GetParam();
@@ -132,6 +143,16 @@ TEST_P(Grid, EveryBitOfTheEmulatorInLongRows) {
           generated("late", {1, 2, 2, 2048, 2048}, static_cast<std::size_t>(head_dim), causal, 7)) +
       expect_emulated_bits(
           generated("normal", {1, 4, 1, 777, 1999}, static_cast<std::size_t>(head_dim), causal, 8));
+  std::printf("%zu elements compared\n", compared);
+}
+
+/// More key blocks than surely run at once: their blocks of threads start in the order in which they add to
+/// dQ.
+TEST_P(Grid, EveryBitOfTheEmulatorWithManyKeyBlocks) {
+  SKIP_WITHOUT_HOPPER();
+  const auto [head_dim, causal] = GetParam();
+  const std::size_t compared = expect_emulated_bits(
+      generated("normal", {1, 2, 1, 300, 9100}, static_cast<std::size_t>(head_dim), causal, 11));
   std::printf("%zu elements compared\n", compared);
 }
 
