@@ -113,13 +113,19 @@ std::string capture_header(const Capture& capture, const audit::InputSummary& in
   for (const std::string& name : tensor_names(capture.recorded))
     recorded += (recorded.empty() ? "" : ", ") + name;
   std::string text = printable(capture.name, 4096) + "\n";
-  text += "  kernel    " + kernel_text(p) + "\n";
-  text += "  shape     " + shape_line(p) + (p.dout.empty() ? "; forward only (no dout)" : "") + "\n";
-  text += "  mask      " + mask_text(p) + "\n";
-  text += "  inputs    " + inputs_line(inputs, p.layout) + "\n";
+  // A name, and its text wrapped beside it.
+  const auto add = [&text](const std::string& name, const std::string& what) {
+    std::string lines = wrapped(what, 12);
+    lines.replace(2, name.size(), name);
+    text += lines;
+  };
+  add("kernel", kernel_text(p));
+  add("shape", shape_line(p) + (p.dout.empty() ? "; forward only (no dout)" : ""));
+  add("mask", mask_text(p));
+  add("inputs", inputs_line(inputs, p.layout));
   const std::string origin = origin_text(p);
-  if (!origin.empty()) text += "  from      " + origin + "\n";
-  text += "  recorded  " + (recorded.empty() ? "nothing" : recorded) + "\n";
+  if (!origin.empty()) add("from", origin);
+  add("recorded", recorded.empty() ? "nothing" : recorded);
   if (!inputs.specials.empty())
     text += "  NaN and infinities among the inputs:\n" + specials_text(inputs.specials, p.layout);
   return text;

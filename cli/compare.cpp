@@ -14,6 +14,7 @@
 #include "cli/comparison_report.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
+#include "cli/table.hpp"
 #include "datasets/error.hpp"
 
 namespace bitattn::cli {
@@ -38,9 +39,10 @@ class Report {
       json_.push_back(comparison_json(comparison));
       return;
     }
-    print(fmt::format("{}{}\n  {} against {}: {}\n{}", json_.empty() && !shown_ ? "" : "\n",
-                      comparison.capture, comparison.a, comparison.b, comparison_verdict(comparison),
-                      comparison_table(comparison, layout)));
+    print((shown_ ? "\n" : "") + comparison.capture + "\n" +
+          wrapped(
+              fmt::format("{} against {}: {}", comparison.a, comparison.b, comparison_verdict(comparison))) +
+          comparison_table(comparison, layout));
     shown_ = true;
   }
   int finish(std::size_t failed) {

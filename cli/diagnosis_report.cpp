@@ -352,13 +352,16 @@ std::string diagnosis_overview(std::vector<DiagnosisLine> lines) {
     table.row({shortened(line.capture, 42), grouped(line.rows), line.recorded, figure(line.largest_residue),
                figure(line.drift), figure(line.leak), brief_number(line.condition), figure(line.dq_error)});
   }
-  return table.text(0) +
-         "\nWorst leak first. bits: emulated against recorded. residue: largest exponent of a row's largest "
-         "score (should be\n"
-         "0). sum: score-gradient sum, RMS over rows (should be 0). leak: what the sums put into dQ. cond: "
-         "how much cancels in\n"
-         "dQ. A leak above about 2e-3 is more than the BF16 casts cost anyway; bitattn diagnose on one "
-         "capture says more.\n";
+  return table.text(0) + "\n" +
+         wrapped(
+             "Worst leak first. bits: emulated against recorded. residue: largest exponent of a row's "
+             "largest score "
+             "(should be 0). sum: score-gradient sum, RMS over rows (should be 0). leak: what the sums put "
+             "into dQ. "
+             "cond: how much cancels in dQ. A leak above about 2e-3 is more than the BF16 casts cost anyway; "
+             "bitattn "
+             "diagnose on one capture says more.",
+             0);
 }
 
 }  // namespace bitattn::cli
