@@ -1,13 +1,20 @@
 #pragma once
 // Plain IEEE fp32 (no flush): add, mul, fma, to nearest even, subnormals kept, every NaN 0x7fffffff; and max.
 // Source: docs/spec/hopper-arithmetic.md 6; 134,217,728 cases for each operation against an H200, 0
-// mismatches. Callers must be compiled without contraction (-ffp-contract=off, -fmad=false): a fused product
-// here is a bug.
+// mismatches.
+//
+// Callers must be compiled without contraction (-ffp-contract=off): a fused product here is a bug. On the
+// device the instructions are written out, because nvcc makes __fadd_rn flush under -ftz=true (part of
+// --use_fast_math).
 
 #include "emu/arith/bits.hpp"
 
 #if !defined(__CUDA_ARCH__)
 #include <cmath>
+#endif
+
+#if defined(__FAST_MATH__)
+#error "emu/arith is exact IEEE arithmetic: compile without -ffast-math and -Ofast"
 #endif
 
 namespace bitattn::arith {
@@ -19,7 +26,9 @@ BITATTN_HD constexpr float canonical(float x) {
 
 BITATTN_HD inline float add(float a, float b) {
 #if defined(__CUDA_ARCH__)
-  return canonical(__fadd_rn(a, b));
+  float r;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return canonical(r);
 #else
   return canonical(a + b);
 #endif
@@ -27,7 +36,9 @@ BITATTN_HD inline float add(float a, float b) {
 
 BITATTN_HD inline float mul(float a, float b) {
 #if defined(__CUDA_ARCH__)
-  return canonical(__fmul_rn(a, b));
+  float r;
+  asm("mul.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return canonical(r);
 #else
   return canonical(a * b);
 #endif
@@ -35,7 +46,9 @@ BITATTN_HD inline float mul(float a, float b) {
 
 BITATTN_HD inline float fma(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
-  return canonical(__fmaf_rn(a, b, c));
+  float r;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(a), "f"(b), "f"(c));
+  return canonical(r);
 #else
   return canonical(std::fma(a, b, c));
 #endif

@@ -1,11 +1,13 @@
 #pragma once
-// fp32 with flush to zero, as all scalar code compiled with --use_fast_math runs on Hopper
-// (FADD/FMUL/FFMA/FMNMX .FTZ).
+// fp32 with flush to zero, as all scalar code compiled with --use_fast_math runs on Hopper: FADD, FMUL, FFMA
+// and FMNMX with .FTZ.
 //
 // Inputs that are subnormal become zero of their sign. The result becomes zero of its sign when it is tiny
-// AFTER rounding to 24 bits with unbounded exponent, that is when the exact value v has 0 < |v| < 2^-126 -
-// 2^-151; between that and 2^-126 it is the smallest normal number. Every NaN is 0x7fffffff. Source:
-// docs/spec/hopper-arithmetic.md 6 and 9; 6.4e9 cases on an H200, 0 mismatches.
+// AFTER rounding to 24 bits with unbounded exponent, that is when the exact value v has
+// 0 < |v| < 2^-126 - 2^-151; between that and 2^-126 it is the smallest normal number. Every NaN is
+// 0x7fffffff.
+//
+// Source: docs/spec/hopper-arithmetic.md 6 and 9; 6.4e9 cases on an H200, 0 mismatches.
 
 #include "emu/arith/bits.hpp"
 #include "emu/arith/fp32.hpp"

@@ -1,11 +1,12 @@
 #pragma once
-// Hopper's special-function unit: ex2, lg2, rcp, rsqrt (.approx.ftz.f32) and tanh (.approx.f32), bits to
-// bits.
+// Hopper's special-function unit, bits to bits: ex2, lg2, rcp, rsqrt (.approx.ftz.f32) and tanh
+// (.approx.f32).
 //
 // All five are one table-driven quadratic: the upper bits of the 23-bit fraction pick a segment, the lower
 // bits u go into C0 + C1*u + C2*u^2 with integer coefficients. The only inexact inner step is the squarer;
-// one final floor. Source: docs/spec/hopper-arithmetic.md 2 to 5b; all 2^32 inputs of each on an H200, 0
-// mismatches.
+// one final floor.
+//
+// Source: docs/spec/hopper-arithmetic.md 2 to 5b; all 2^32 inputs of each on an H200, 0 mismatches.
 
 #include <cstdint>
 

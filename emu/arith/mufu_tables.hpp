@@ -1,7 +1,7 @@
 #pragma once
-// Coefficients of the quadratic interpolators behind MUFU (ex2, lg2, rcp, rsqrt, tanh): {C0, C1, C2} a
-// segment. Read off an H200; C1 and C2 of each segment of ex2, lg2 and rcp are the only integers that fit all
-// of its outputs. The same numbers stand in docs/spec/data/*.csv; a test compares the two.
+// Coefficients {C0, C1, C2} of the quadratic interpolators behind MUFU (ex2, lg2, rcp, rsqrt, tanh), one row
+// a segment. Read off an H200; C1 and C2 of each segment of ex2, lg2 and rcp are the only integers that fit
+// all of its outputs. The same numbers stand in docs/spec/data/*.csv; a test compares the two.
 
 #include <cstdint>
 

@@ -1,9 +1,11 @@
 #pragma once
 // One fused step of Hopper's tensor core: c + sum of k products, for one element of the accumulator.
 //
-// The steps of docs/spec/hopper-arithmetic.md 1, one function each: decode, specials, align, sum, round and
-// pack. A rule is passed by value: device code may not refer to a host constant. 41.5e9 dot products on an
-// H200 (wgmma and mma.sync, every N, both operand sources and orders), 0 mismatches.
+// The steps are those of docs/spec/hopper-arithmetic.md 1: decode, specials, align, sum, round and pack.
+// 41.5e9 dot products on an H200 (wgmma and mma.sync, every N, both operand sources and orders), 0
+// mismatches.
+//
+// A rule is passed by value: device code may not refer to a host constant.
 
 #include <cstdint>
 

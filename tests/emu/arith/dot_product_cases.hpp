@@ -438,7 +438,8 @@ class CaseMaker {
 
 }  // namespace detail
 
-/// The n-th case of a kind: the same everywhere, and independent of the other cases.
+/// The n-th case of a kind, seeded by kind, n and formats alone: a case that fails can be made again by
+/// itself.
 inline DotProductCase dot_product_case(CaseKind kind, std::uint64_t n, const SlowFormat& a,
                                        const SlowFormat& b, int k) {
   const std::uint64_t formats = static_cast<std::uint64_t>(a.exponent_bits * 16 + b.exponent_bits * 256 + k);

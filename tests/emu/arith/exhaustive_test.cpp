@@ -53,5 +53,17 @@ TEST(Exhaustive, E5m2) {
   EXPECT_EQ(differing_conversions(kNarrowE5m2, [](std::uint32_t x) { return arith::e5m2_from_fp32(x); }), "");
 }
 
+// The sweep itself must be able to fail, and name what fails.
+TEST(Exhaustive, AWrongConversionIsNamed) {
+  const std::string text = differing_conversions(kNarrowBf16, [](std::uint32_t x) {
+    const bool cut_off = x >= 0x3f80c000U && x <= 0x3f80ffffU;
+    return cut_off ? x >> 16U : arith::bf16_from_fp32(x);
+  });
+  EXPECT_EQ(text,
+            "bf16: inputs 0x3f80c000 (0x1.018p+0) .. 0x3f80ffff (0x1.01fffep+0) differ; the first gives "
+            "0x3f80 and not "
+            "0x3f81\nbf16: 16384 inputs differ in all\n");
+}
+
 }  // namespace
 }  // namespace bitattn::test

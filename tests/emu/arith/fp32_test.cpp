@@ -133,16 +133,16 @@ std::vector<Kind> kinds() {
          const auto& v = special_values();
          return Operands{v[i % n], v[i / n % n], v[i / n / n]};
        }},
-      random_kind("random bits", 100'000,
+      random_kind("random bits", 50'000,
                   [](RandomBits& r) {
                     return Operands{r.bits32(), r.bits32(), r.bits32()};
                   }),
-      random_kind("near each other", 100'000,
+      random_kind("near each other", 50'000,
                   [](RandomBits& r) {
                     const int e = r.between(-50, 50);
                     return Operands{random_near(r, e, 3), random_near(r, 0, 2), random_near(r, e, 25)};
                   }),
-      random_kind("c cancels the product", 100'000,
+      random_kind("c cancels the product", 50'000,
                   [](RandomBits& r) {
                     const std::uint32_t a = random_near(r, r.between(-60, 60), 0);
                     const std::uint32_t b = random_near(r, 0, 10);
@@ -151,18 +151,18 @@ std::vector<Kind> kinds() {
                     return Operands{a, b, (std::bit_cast<std::uint32_t>(product) ^ 0x80000000U) + shift};
                   }),
       random_kind(
-          "results around and below 2^-126", 100'000,
+          "results around and below 2^-126", 50'000,
           [](RandomBits& r) {
             const int e = r.between(-100, -26);
             return Operands{random_near(r, e, 2), random_near(r, -126 - e, 4), random_near(r, -124, 3)};
           }),
-      random_kind("at 2^-126 - 2^-151", 300'000, [](RandomBits& r) { return at_smallest_normal(r); }),
+      random_kind("at 2^-126 - 2^-151", 150'000, [](RandomBits& r) { return at_smallest_normal(r); }),
       random_kind(
-          "sums below 2^-120", 100'000,
+          "sums below 2^-120", 50'000,
           [](RandomBits& r) {
             return Operands{random_near(r, -125, 3), random_near(r, -125, 3), random_near(r, -125, 3)};
           }),
-      random_kind("overflow", 100'000,
+      random_kind("overflow", 50'000,
                   [](RandomBits& r) {
                     const int e = r.between(0, 127);
                     return Operands{random_near(r, e, 1), random_near(r, 127 - e, 1), random_near(r, 126, 1)};
