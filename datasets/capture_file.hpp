@@ -1,8 +1,8 @@
 #pragma once
 // Captures in HDF5 files: reading, listing and writing per docs/captures.md.
 //
-// The HDF5 library may itself crash on malformed metadata. So a file is first opened, and everything in it
-// read once, in a child process, whose crash or time-out becomes an InputError here.
+// The HDF5 library may itself crash on malformed metadata, or spoil its memory. So files are only ever opened
+// in child processes: a crash or time-out there becomes an InputError here (reading_child.hpp).
 
 #include <memory>
 #include <string>
@@ -19,15 +19,14 @@ struct CaptureName {
 };
 CaptureName parse_capture_name(const std::string& name);
 
-/// Checks the file in a child process. Throws InputError with one clear line.
+/// Reads all of a file once in a child process. Throws InputError with one clear line.
 void probe_file(const std::string& path);
 
 /// Full names ("FILE.h5:/group") of all captures in a file: every group that holds q, k and v. Throws
 /// InputError if there are none or the named group is none. A capture at the root is named plainly "FILE.h5".
 std::vector<std::string> list_captures(const std::string& name);
 
-/// Reads one capture, checked in full (types, shapes, attributes). The file must have passed probe_file,
-/// which list_captures does.
+/// Reads one capture, checked in full (types, shapes, attributes), in a child process.
 Capture read_capture(const std::string& name);
 
 /// Several captures and findings into one new file that appears under its name on commit(), whole, in one

@@ -11,6 +11,7 @@
 #include "datasets/hdf5_support.hpp"
 #include "datasets/interrupt.hpp"
 #include "datasets/output_file.hpp"
+#include "datasets/problem_check.hpp"
 #include "datasets/shape_text.hpp"
 
 // After hdf5.h, on which it depends.
@@ -303,28 +304,6 @@ Attributes capture_attributes(const Problem& problem, const Result& result) {
   if (!result.dq_order_fixed) all["dq_order_fixed"] = std::int64_t{0};
   if (!result.dkv_order_fixed) all["dkv_order_fixed"] = std::int64_t{0};
   return all;
-}
-
-template <class T>
-void expect_size(const Tensor<T>& tensor, const std::vector<std::size_t>& shape, const char* name,
-                 const std::string& where) {
-  if (!tensor.empty() && tensor.shape != shape) {
-    throw InputError(where + ": tensor " + name + " has shape " + shape_text(tensor.shape) + ", expected " +
-                     shape_text(shape));
-  }
-}
-
-void check_result(const Problem& problem, const Result& result, const std::string& where) {
-  expect_size(result.out, problem.out_shape(), "out", where);
-  expect_size(result.lse, problem.row_shape(), "lse", where);
-  expect_size(result.dq, problem.q_shape(), "dq", where);
-  expect_size(result.dk, problem.k_shape(), "dk", where);
-  expect_size(result.dv, problem.v_shape(), "dv", where);
-  expect_size(result.uncast.out, problem.out_shape(), "uncast/out", where);
-  expect_size(result.uncast.lse, problem.row_shape(), "uncast/lse", where);
-  expect_size(result.uncast.dq, problem.q_shape(), "uncast/dq", where);
-  expect_size(result.uncast.dk, problem.k_shape(), "uncast/dk", where);
-  expect_size(result.uncast.dv, problem.v_shape(), "uncast/dv", where);
 }
 
 }  // namespace

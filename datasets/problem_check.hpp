@@ -1,14 +1,18 @@
 #pragma once
-// The part of check_problem that needs shapes only, so that a reader can refuse a problem before it takes
-// memory for it.
+// Parts of the checks that stand between files and the rest of the program.
 
 #include <string>
 
-#include "datasets/problem.hpp"
+#include "datasets/result.hpp"
 
 namespace bitattn {
 
-/// check_problem with the tensors' data left out. Throws InputError.
+/// check_problem with the tensors' data left out, so that a reader can refuse a problem before it takes
+/// memory for it. Throws InputError.
 void check_problem_without_data(const Problem& problem, const std::string& where);
+
+/// Throws InputError unless every tensor of the result is whole and, where the problem fixes its shape, of
+/// that shape.
+void check_result(const Problem& problem, const Result& result, const std::string& where);
 
 }  // namespace bitattn

@@ -16,10 +16,9 @@
 #include <map>
 
 #include "datasets/capture_file.hpp"
-#include "datasets/capture_reader.hpp"
 #include "datasets/error.hpp"
 #include "datasets/philox.hpp"
-#include "datasets/probe.hpp"
+#include "datasets/reading_child.hpp"
 #include "datasets/regime.hpp"
 #include "tests/datasets/hdf5_builder.hpp"
 
@@ -220,7 +219,7 @@ TEST(Fuzz, DamagedCapturesEndInACaptureOrOneLine) {
   ASSERT_GE(samples.size(), 14U);
   const TemporaryFolder folder;
   const std::string path = folder / "damaged.h5";
-  ProbeLimits limits;
+  ChildLimits limits;
   limits.seconds = 1;  // whole files take milliseconds
   std::map<std::string, std::uint64_t> ends;
   double slowest = 0;
@@ -234,10 +233,8 @@ TEST(Fuzz, DamagedCapturesEndInACaptureOrOneLine) {
     const auto begin = std::chrono::steady_clock::now();
     std::string end;
     try {
-      probe_in_child(path, "", limits);
-      // What the child could read, this process must be able to read.
-      for (const std::string& group : capture_groups(path)) {
-        const Capture capture = read_capture_group(path, group, machine_memory(), {});
+      for (const std::string& group : check_in_child(path, "", limits)) {
+        const Capture capture = read_in_child(path, group, limits);
         check_problem(capture.problem, path);
       }
       end = "read";

@@ -12,7 +12,7 @@
 #include "datasets/capture_file.hpp"
 #include "datasets/capture_reader.hpp"
 #include "datasets/error.hpp"
-#include "datasets/probe.hpp"
+#include "datasets/reading_child.hpp"
 #include "tests/datasets/hdf5_builder.hpp"
 
 namespace bitattn {
@@ -413,7 +413,7 @@ TEST(Refuse, DamagedDataIsFoundByItsChecksum) {
   EXPECT_THAT(refusal(path), HasSubstr(": data of tensor "));
 }
 
-TEST(Probe, AReadThatNeverEndsIsTimedOut) {
+TEST(ReadingChild, AReadThatNeverEndsIsTimedOut) {
   // A tensor that is a link into a pipe: opening it waits for ever.
   const TemporaryFolder folder;
   ASSERT_EQ(::mkfifo((folder / "pipe").c_str(), 0600), 0);
@@ -424,17 +424,17 @@ TEST(Probe, AReadThatNeverEndsIsTimedOut) {
     file.remove("/q");
     H5Lcreate_external((folder / "pipe").c_str(), "/q", file.file(), "/q", H5P_DEFAULT, H5P_DEFAULT);
   }
-  ProbeLimits limits;
+  ChildLimits limits;
   limits.seconds = 0.3;
   try {
-    probe_in_child(path, "", limits);
+    check_in_child(path, "", limits);
     FAIL() << "accepted";
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), HasSubstr("a.h5: reading made no progress for 0.3 s"));
   }
 }
 
-TEST(Probe, MemoryIsLimited) {
+TEST(ReadingChild, MemoryIsLimited) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "a sanitizer's shadow memory leaves no room for a limit";
 #endif
@@ -444,10 +444,10 @@ TEST(Probe, MemoryIsLimited) {
     Builder file(path);
     file.capture("/", {1, 4096, 4096, 1, 1, 64});
   }
-  ProbeLimits limits;
+  ChildLimits limits;
   limits.spare_memory = std::size_t{64} << 10U;
-  EXPECT_THROW(probe_in_child(path, "", limits), InputError);
-  EXPECT_NO_THROW(probe_in_child(path, "", {}));
+  EXPECT_THROW(check_in_child(path, "", limits), InputError);
+  EXPECT_NO_THROW(check_in_child(path, "", {}));
 }
 
 }  // namespace
