@@ -40,32 +40,33 @@ HWY_INLINE VF canonical(VF x) {
   return hn::IfThenElse(hn::IsNaN(x), hn::BitCast(F32(), hn::Set(U32(), arith::kQuietNan)), x);
 }
 
-/// Entry i (0..63) of a table.
-HWY_INLINE VU look_up(const std::array<std::uint32_t, 64>& table, VU i) {
+/// Entry `fixed >> 17 & 63` of a table.
+HWY_INLINE VU look_up(const std::array<std::uint32_t, 64>& table, VU fixed) {
   const U32 du;
+  const VU i = hn::ShiftRight<17>(fixed);
 #if HWY_TARGET == HWY_AVX3
   const std::uint32_t* const t = table.data();
   const __m512i low = _mm512_permutex2var_epi32(hn::Load(du, t).raw, i.raw, hn::Load(du, t + 16).raw);
   const __m512i high = _mm512_permutex2var_epi32(hn::Load(du, t + 32).raw, i.raw, hn::Load(du, t + 48).raw);
-  return VU{_mm512_mask_mov_epi32(low, _mm512_test_epi32_mask(i.raw, _mm512_set1_epi32(32)), high)};
+  return hn::IfThenElse(hn::TestBit(fixed, hn::Set(du, 1U << 22U)), VU{high}, VU{low});
 #else
-  return hn::GatherIndex(du, table.data(), hn::BitCast(I32(), i));
+  return hn::GatherIndex(du, table.data(), hn::BitCast(I32(), hn::And(i, hn::Set(du, 63U))));
 #endif
 }
 
-/// arith::mufu::square_17.
-HWY_INLINE VU square_17(VU u) {
+/// arith::mufu::square_17 of the lower 17 bits: their upper 7 are h, their lower 10 are l.
+HWY_INLINE VU square_17(VU fixed) {
   const U32 du;
-  const VU h = hn::ShiftRight<10>(u);
-  const VU l = hn::And(u, hn::Set(du, 0x3ffU));
+  const VU h = hn::And(hn::ShiftRight<10>(fixed), hn::Set(du, 0x7fU));
+  const VU l = hn::And(fixed, hn::Set(du, 0x3ffU));
   VU s = hn::Mul(hn::Add(h, h), h);
-  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(h, hn::Set(du, 1U)), hn::ShiftRight<8>(l)));
-  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(h, hn::Set(du, 2U)), hn::ShiftRight<7>(l)));
-  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(h, hn::Set(du, 4U)), hn::ShiftRight<6>(l)));
-  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(h, hn::Set(du, 8U)), hn::ShiftRight<5>(l)));
-  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(h, hn::Set(du, 16U)), hn::ShiftRight<4>(l)));
-  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(h, hn::Set(du, 32U)), hn::ShiftRight<3>(l)));
-  return hn::Add(s, hn::IfThenElseZero(hn::TestBit(h, hn::Set(du, 64U)), hn::ShiftRight<2>(l)));
+  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(fixed, hn::Set(du, 1U << 10U)), hn::ShiftRight<8>(l)));
+  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(fixed, hn::Set(du, 1U << 11U)), hn::ShiftRight<7>(l)));
+  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(fixed, hn::Set(du, 1U << 12U)), hn::ShiftRight<6>(l)));
+  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(fixed, hn::Set(du, 1U << 13U)), hn::ShiftRight<5>(l)));
+  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(fixed, hn::Set(du, 1U << 14U)), hn::ShiftRight<4>(l)));
+  s = hn::Add(s, hn::IfThenElseZero(hn::TestBit(fixed, hn::Set(du, 1U << 15U)), hn::ShiftRight<3>(l)));
+  return hn::Add(s, hn::IfThenElseZero(hn::TestBit(fixed, hn::Set(du, 1U << 16U)), hn::ShiftRight<2>(l)));
 }
 
 /// arith::mufu::ex2.
@@ -73,41 +74,39 @@ HWY_INLINE VF ex2(VF x) {
   const F32 df;
   const I32 di;
   const U32 du;
-  // Beyond 200 on either side the result is infinity or 0 already.
-  const VF clamped = hn::Max(hn::Min(x, hn::Set(df, 200.0F)), hn::Set(df, -200.0F));
-  const VF magnitude = hn::Mul(hn::Abs(clamped), hn::Set(df, 0x1p23F));
+  const VF scaled = hn::Mul(x, hn::Set(df, 0x1p23F));
 #if HWY_TARGET == HWY_AVX3
-  const VI fixed{_mm512_cvttps_epi32(magnitude.raw)};
+  const VI cut{_mm512_cvttps_epi32(scaled.raw)};
 #else
-  const VI fixed{_mm256_cvttps_epi32(magnitude.raw)};
+  const VI cut{_mm256_cvttps_epi32(scaled.raw)};
 #endif
-  // A negative number's fraction is one's complemented, unless it is 0: ~fixed = -fixed - 1, or -fixed.
-  const VI sign = hn::BroadcastSignBit(hn::BitCast(di, clamped));
-  const auto whole = hn::Eq(hn::And(fixed, hn::Set(di, 0x7fffff)), hn::Zero(di));
-  const VI exponent_fraction = hn::Sub(hn::Xor(fixed, sign), hn::IfThenElseZero(whole, sign));
-  const VU fraction = hn::BitCast(du, hn::And(exponent_fraction, hn::Set(di, 0x7fffff)));
-  const VU segment = hn::ShiftRight<17>(fraction);
-  const VU u = hn::And(fraction, hn::Set(du, 0x1ffffU));
-  const VU c0 = look_up(kEx2Words.c0, segment);
-  const VU c1_c2 = look_up(kEx2Words.c1_c2, segment);
+  // x in fixed point. A negative number's fraction is one's complemented, unless it is 0: one less than -|x|
+  // cut off.
+  const auto whole = hn::Eq(hn::And(cut, hn::Set(di, 0x7fffff)), hn::Zero(di));
+  const VU fixed = hn::BitCast(du, hn::Add(cut, hn::IfThenZeroElse(whole, hn::BroadcastSignBit(cut))));
+  const VU c0 = look_up(kEx2Words.c0, fixed);
+  const VU c1_c2 = look_up(kEx2Words.c1_c2, fixed);
   const VU c1 = hn::And(c1_c2, hn::Set(du, 0xffffU));
   const VU c2 = hn::ShiftRight<16>(c1_c2);
   // (C0*2^13 + 6114 + C1*u + C2*sq) >> 15 in 32 bits. C1*u = 4*high + low and C0 = 4*(C0>>2) + (C0&3), so
   // that it is (C0>>2) + ((high + ((low + C2*sq + 6114) >> 2) + ((C0&3) << 11)) >> 13); high < 2^31, the rest
   // < 2^25.
+  const VU u = hn::And(fixed, hn::Set(du, 0x1ffffU));
   const VU high = hn::Mul(c1, hn::ShiftRight<2>(u));
-  const VU low = hn::Mul(c1, hn::And(u, hn::Set(du, 3U)));
-  const VU tail = hn::ShiftRight<2>(hn::Add(hn::Add(low, hn::Mul(c2, square_17(u))), hn::Set(du, 6114U)));
+  const VU low = hn::Mul(c1, hn::And(fixed, hn::Set(du, 3U)));
+  const VU tail = hn::ShiftRight<2>(hn::Add(hn::Add(low, hn::Mul(c2, square_17(fixed))), hn::Set(du, 6114U)));
   const VU c0_low = hn::ShiftLeft<11>(hn::And(c0, hn::Set(du, 3U)));
-  const VU significand =
-      hn::Add(hn::ShiftRight<2>(c0), hn::ShiftRight<13>(hn::Add(hn::Add(high, tail), c0_low)));
-
-  const VI field = hn::Add(hn::ShiftRight<23>(exponent_fraction), hn::Set(di, 127));
-  // The significand's leading 1 is one unit of the exponent field.
-  VI bits = hn::Add(hn::ShiftLeft<23>(hn::Sub(field, hn::Set(di, 1))), hn::BitCast(di, significand));
-  bits = hn::IfThenElse(hn::Gt(field, hn::Set(di, 254)), hn::Set(di, 0x7f800000), bits);
-  bits = hn::IfThenElseZero(hn::Gt(field, hn::Zero(di)), bits);
-  return hn::IfThenElse(hn::IsNaN(x), hn::BitCast(df, hn::Set(du, arith::kQuietNan)), hn::BitCast(df, bits));
+  const VU interpolated = hn::ShiftRight<13>(hn::Add(high, hn::Add(tail, c0_low)));
+  // The table's C0 carries 126 units of the exponent field, and the significand's leading 1 is one more.
+  const VU significand = hn::Add(hn::ShiftRight<2>(c0), interpolated);
+  VU bits = hn::Add(hn::And(fixed, hn::Set(du, 0xff800000U)), significand);
+  // From 128 on the exponent field is 255 or more, below -126 it is 0 or less; far beyond, `cut` was no
+  // number at all.
+  bits =
+      hn::IfThenElse(hn::RebindMask(du, hn::Ge(x, hn::Set(df, 128.0F))), hn::Set(du, arith::kInfinity), bits);
+  bits = hn::IfThenZeroElse(hn::RebindMask(du, hn::Lt(x, hn::Set(df, -126.0F))), bits);
+  bits = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), hn::Set(du, arith::kQuietNan), bits);
+  return hn::BitCast(df, bits);
 }
 
 /// arith::bf16_from_fp32, a word in each lane.

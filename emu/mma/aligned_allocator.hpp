@@ -1,9 +1,11 @@
 #pragma once
-// Buffers that begin on a cache line, so that no vector load of an engine straddles two.
+// Buffers that begin on a cache line, so that no vector load of an engine straddles two, and that are not
+// cleared before they are filled.
 
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 #include <vector>
 
 namespace bitattn::mma {
@@ -22,6 +24,15 @@ struct AlignedAllocator {
     return static_cast<T*>(::operator new (n * sizeof(T), std::align_val_t{kCacheLine}));
   }
   void deallocate(T* p, std::size_t /*n*/) { ::operator delete (p, std::align_val_t{kCacheLine}); }
+  /// Elements of a grown buffer are left as they are: whoever asks for them writes them.
+  template <class U>
+  void construct(U* p) {
+    ::new (static_cast<void*>(p)) U;
+  }
+  template <class U, class... Arguments>
+  void construct(U* p, Arguments&&... arguments) {
+    ::new (static_cast<void*>(p)) U(std::forward<Arguments>(arguments)...);
+  }
   friend bool operator==(const AlignedAllocator& /*a*/, const AlignedAllocator& /*b*/) { return true; }
 };
 

@@ -120,9 +120,11 @@ class SimdEngine final : public Engine {
     const std::uint32_t* values =
         operand.extra.data() + static_cast<std::size_t>(line) * layout.line_words +
         static_cast<std::size_t>(s) * Layout::step_words(operand.side, target_.width);
-    const std::ptrdiff_t stride = is_left ? 1 : target_.width;
-    if (!is_left) values += r % target_.width;
-    for (int k = 0; k < kStep; ++k) out[k] = static_cast<std::uint16_t>(values[k * stride] >> 16U);
+    for (int k = 0; k < kStep; ++k) {
+      out[k] = is_left
+                   ? static_cast<std::uint16_t>(values[k] >> 16U)
+                   : reinterpret_cast<const std::uint16_t*>(values)[k * target_.width + r % target_.width];
+    }
   }
 
   /// One element by the scalar model.

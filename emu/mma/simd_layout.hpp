@@ -2,20 +2,23 @@
 // How a SIMD engine keeps a packed operand in PackedOperand::extra, and which guards follow from what it
 // found in it.
 //
-//   left,  [rows][steps]            { 16 values, 16 exponent words }      one row of C at a time, k broadcast
-//   right, [panels][steps]          { [16][W] values, [16][W] exponent bytes }   W columns of C side by side
+//   left,  [rows][steps]      { 16 values, 16 exponent bytes }          one row of C at a time, k broadcast
+//   right, [panels][steps]    { [16][W] words, [16][W] exponent bytes } W columns of C side by side
 //
 // then, for every line (a row of the left operand, a panel of the right one), what LineFacts lists; then one
 // word for every (line, step): is any element of it not zero; then, right only, one word for every column:
 // its Special.
 //
-// Values are fp32 bits of the BF16 elements (exact); infinities and NaNs are kept as zeros, their rows and
-// columns are listed as special and computed by other means. Exponents: E is the exponent field, 1 for
-// subnormals. The left side stores the byte E + 64 four times over (0 for a zero element), the right side 191
-// - E (255 for a zero element): a saturating subtraction of bytes is then E_left + E_right - 127, the biased
-// exponent of the product before normalisation, and 0 if either element is zero. Inside a row of W bytes,
-// byte 4*i + j belongs to column j*W/4 + i, so that the j-th vector of columns finds its exponents in byte j
-// of each of its lanes.
+// Values are fp32 bits of the BF16 elements (exact). Right operands stay words until they are used: an
+// attention call keeps many of them, and what does not come from an outer cache need not be waited for.
+// Infinities and NaNs are kept as zeros; their rows and columns are listed as special and computed by other
+// means.
+//
+// Exponents: E is the exponent field, 1 for subnormals. The left side stores the byte E + 64 (0 for a zero
+// element), the right side 191 - E (255 for a zero element): a saturating subtraction of bytes is then E_left
+// + E_right - 127, the biased exponent of the product before normalisation, and 0 if either element is zero.
+// Inside a row of W bytes, byte 4*i + j belongs to column j*W/4 + i, so that the j-th vector of columns finds
+// its exponents in byte j of each of its lanes.
 
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +28,7 @@
 namespace bitattn::mma::simd {
 
 inline constexpr int kStep = 16;           ///< products of one fused step
-inline constexpr int kLeftStep = 32;       ///< words of one (row, step) of a left operand
+inline constexpr int kLeftStep = 20;       ///< 32-bit words of one (row, step) of a left operand
 inline constexpr int kSmallestNone = 255;  ///< LineFacts::smallest of a line of zeros
 
 /// Does a row or column hold infinities or NaNs?
@@ -63,7 +66,7 @@ struct Layout {
 
   static constexpr std::size_t step_words(Side side, int width) {
     return side == Side::left ? kLeftStep
-                              : static_cast<std::size_t>(kStep) * static_cast<std::size_t>(width) * 5 / 4;
+                              : static_cast<std::size_t>(kStep) * static_cast<std::size_t>(width) * 3 / 4;
   }
 };
 

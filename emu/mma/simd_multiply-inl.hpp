@@ -71,19 +71,29 @@ HWY_INLINE VF scaled(VF v, VI scale) {
 
 /// Largest biased product exponent of one step so far, for all columns of a panel (a byte each): the k-th
 /// product.
-HWY_INLINE VB with_product(VB m, std::uint32_t left_exponent, const std::uint8_t* right_exponents) {
+HWY_INLINE VB with_product(VB m, std::uint8_t left_exponent, const std::uint8_t* right_exponents) {
   const U8 db;
-  const VB left = hn::BitCast(db, hn::Set(U32(), left_exponent));
-  return hn::Max(m, hn::SaturatedSub(left, hn::Load(db, right_exponents)));
+  return hn::Max(m, hn::SaturatedSub(hn::Set(db, left_exponent), hn::Load(db, right_exponents)));
+}
+
+/// The exponent bytes of one step of an operand.
+HWY_INLINE const std::uint8_t* exponents_of_left(const std::uint32_t* row, int step) {
+  return reinterpret_cast<const std::uint8_t*>(row + static_cast<std::ptrdiff_t>(step) * kLeftStep + kStep);
+}
+HWY_INLINE const std::uint8_t* exponents_of_right(const std::uint32_t* panel, int step) {
+  constexpr std::size_t kWordsOfValues = kStep * kWidth / 2;
+  return reinterpret_cast<const std::uint8_t*>(
+      panel + static_cast<std::size_t>(step) * Layout::step_words(Side::right, kWidth) + kWordsOfValues);
 }
 
 /// Rows [0, R) by the first V vectors of a panel, one chunk of steps. `left` by rows; `left_live` and
-/// `right_live`: is the step's operand anything but zeros? `c`: in and out. Returns, lane by lane, the
-/// smallest M (in the exponent field) of any step that was computed. The rounding mode is toward zero.
+/// `right_live`: is the step's operand anything but zeros? `values`: of the right operand,
+/// [steps][16][kWidth]. `c`: in and out. Returns, lane by lane, the smallest M (in the exponent field) of any
+/// step that was computed. The rounding mode is toward zero.
 template <int R, int V, bool by_add>
 HWY_INLINE VI fast_steps(const std::uint32_t* const* left, const std::uint32_t* const* left_live,
-                         const std::uint32_t* right, const std::uint32_t* right_live, int steps,
-                         VF (&c)[R][V]) {
+                         const std::uint32_t* right, const float* values, const std::uint32_t* right_live,
+                         int steps, VF (&c)[R][V]) {
   const F32 df;
   const I32 di;
   const U8 db;
@@ -92,8 +102,6 @@ HWY_INLINE VI fast_steps(const std::uint32_t* const* left, const std::uint32_t* 
   const VI scale_base = hn::Set(di, (127 + 25 + kOne) << 23);  // minus M's field: 2^(25-M)
   const VI unscale_base = hn::Set(di, (127 + kOne) << 23);     // minus scale: 2^(M-25)
   const VB clamp = hn::Set(db, static_cast<std::uint8_t>(kSmallestM));
-  constexpr std::size_t kStepWords = Layout::step_words(Side::right, kWidth);
-  constexpr int kValues = kStep * kWidth;
   VI smallest_m = hn::Set(di, 0x7f800000);
 
   // A step without products leaves c as it is (M = e_c, nothing is cut, and 24 bits fit the result); -0
@@ -108,24 +116,22 @@ HWY_INLINE VI fast_steps(const std::uint32_t* const* left, const std::uint32_t* 
 
   VB m_bytes[R];
   for (int r = 0; r < R; ++r) {
+    const std::uint8_t* const first_left = exponents_of_left(left[r], live[0]);
+    const std::uint8_t* const first_right = exponents_of_right(right, live[0]);
     m_bytes[r] = clamp;
-    const std::uint32_t* const words = left[r] + static_cast<std::ptrdiff_t>(live[0]) * kLeftStep + kStep;
-    const auto* const exponents = reinterpret_cast<const std::uint8_t*>(
-        right + static_cast<std::size_t>(live[0]) * kStepWords + kValues);
-    for (int k = 0; k < kStep; ++k) m_bytes[r] = with_product(m_bytes[r], words[k], exponents + k * kWidth);
+    for (int k = 0; k < kStep; ++k)
+      m_bytes[r] = with_product(m_bytes[r], first_left[k], first_right + k * kWidth);
   }
   for (int i = 0; i < count; ++i) {
-    const float* const values =
-        reinterpret_cast<const float*>(right + static_cast<std::size_t>(live[i]) * kStepWords);
-    const auto* const next_exponents = reinterpret_cast<const std::uint8_t*>(
-        right + static_cast<std::size_t>(live[i + 1]) * kStepWords + kValues);
+    const float* const b_rows = values + static_cast<std::ptrdiff_t>(live[i]) * kStep * kWidth;
+    const std::uint8_t* const next_right = exponents_of_right(right, live[i + 1]);
+    const std::uint8_t* next_left[R];
     const float* a[R];
-    const std::uint32_t* next_left[R];
     VI scale[R][V];
     VI sum[R][V];
     for (int r = 0; r < R; ++r) {
       a[r] = reinterpret_cast<const float*>(left[r] + static_cast<std::ptrdiff_t>(live[i]) * kLeftStep);
-      next_left[r] = left[r] + static_cast<std::ptrdiff_t>(live[i + 1]) * kLeftStep + kStep;
+      next_left[r] = exponents_of_left(left[r], live[i + 1]);
       for (int j = 0; j < V; ++j) {
         const VI m = hn::Max(exponent_field(hn::BitCast(U32(), m_bytes[r]), j),
                              hn::And(hn::BitCast(di, c[r][j]), field_mask));
@@ -140,9 +146,9 @@ HWY_INLINE VI fast_steps(const std::uint32_t* const* left, const std::uint32_t* 
     HWY_UNROLL(2)
     for (int k = 0; k < kStep; ++k) {
       for (int r = 0; r < R; ++r)
-        m_bytes[r] = with_product(m_bytes[r], next_left[r][k], next_exponents + k * kWidth);
+        m_bytes[r] = with_product(m_bytes[r], next_left[r][k], next_right + k * kWidth);
       for (int j = 0; j < V; ++j) {
-        const VF b = hn::Load(df, values + k * kWidth + j * kLanes);
+        const VF b = hn::Load(df, b_rows + k * kWidth + j * kLanes);
         for (int r = 0; r < R; ++r) {
           const VF product = hn::Mul(hn::Set(df, a[r][k]), b);
           sum[r][j] = hn::Add(sum[r][j], truncate(scaled<by_add>(product, scale[r][j])));
@@ -254,12 +260,15 @@ struct Panel {
   const LineFacts* left_facts;
   const std::uint32_t* right;  ///< of this panel and this chunk's first step
   const std::uint32_t* right_live;
+  const float* values;  ///< the same chunk of the right operand, widened: [steps][16][kWidth]
   LineFacts right_facts;
   int steps;  ///< of this chunk
   bool zero_start;
   float* c;
   std::ptrdiff_t ldc;
-  int columns;  ///< of this panel that exist
+  int columns;                      ///< of this panel that exist
+  const std::uint32_t* next_right;  ///< of the next chunk or panel
+  std::ptrdiff_t next_right_words;  ///< 0: there is none
 };
 
 /// Which fast path suits these operands?
@@ -321,10 +330,10 @@ inline void careful_row(const Panel& panel, int m, RowCounts& counts) {
   float* const row = panel.c + m * panel.ldc;
   for (int j = 0; j * kLanes < panel.columns; ++j) {
     const std::uint32_t* left = panel.left + static_cast<std::size_t>(m) * panel.left_row_words;
-    const std::uint32_t* right = panel.right + static_cast<std::ptrdiff_t>(j) * kLanes;
+    const std::uint32_t* right =
+        reinterpret_cast<const std::uint32_t*>(panel.values) + static_cast<std::ptrdiff_t>(j) * kLanes;
     VF c = load_c(panel, row, j);
-    for (int s = 0; s < panel.steps;
-         ++s, left += kLeftStep, right += Layout::step_words(Side::right, kWidth)) {
+    for (int s = 0; s < panel.steps; ++s, left += kLeftStep, right += kStep * kWidth) {
       c = careful_step(left, right, c);
     }
     store_c(panel, row, j, c);
@@ -356,8 +365,9 @@ bool fast_rows(const Panel& panel, int m, RowCounts& counts) {
     if (!by_add && !ready<V>(c[r], kScaleByMultiply.accumulator_limit)) return false;
   }
   const VI smallest_m =
-      by_add ? fast_steps<R, V, true>(left, live, panel.right, panel.right_live, panel.steps, c)
-             : fast_steps<R, V, false>(left, live, panel.right, panel.right_live, panel.steps, c);
+      by_add
+          ? fast_steps<R, V, true>(left, live, panel.right, panel.values, panel.right_live, panel.steps, c)
+          : fast_steps<R, V, false>(left, live, panel.right, panel.values, panel.right_live, panel.steps, c);
   // Where the smallest elements alone do not prove guard (2), the exponents that came up do.
   if (smallest + panel.right_facts.smallest < kSmallestProductM + 127U) {
     const I32 di;
@@ -371,10 +381,30 @@ bool fast_rows(const Panel& panel, int m, RowCounts& counts) {
   return true;
 }
 
+/// Fetches what comes up soon: C of the rows after next, and a share of the next panel's right operand. Both
+/// lie farther away than the processor's own prefetching reaches: accumulators and operands of a long
+/// sequence fill its outer caches.
+template <int V>
+HWY_INLINE void fetch_ahead(const Panel& panel, int m, int rows) {
+  constexpr std::ptrdiff_t kLineFloats = kCacheLine / sizeof(float);
+  if (!panel.zero_start && m + 3 * kRowBlock <= rows) {
+    for (int r = m + 2 * kRowBlock; r < m + 3 * kRowBlock; ++r) {
+      const float* const row = panel.c + r * panel.ldc;
+      for (std::ptrdiff_t i = 0; i < panel.columns; i += kLineFloats) __builtin_prefetch(row + i, 1, 3);
+    }
+  }
+  const std::ptrdiff_t lines = panel.next_right_words / kLineFloats;
+  const std::ptrdiff_t end = lines * std::min(rows, m + kRowBlock) / rows;
+  for (std::ptrdiff_t i = lines * m / rows; i < end; ++i) {
+    __builtin_prefetch(panel.next_right + i * kLineFloats, 0, 2);
+  }
+}
+
 template <int V>
 void panel_rows(const Panel& panel, int rows, RowCounts& counts) {
   int m = 0;
   while (m < rows) {
+    fetch_ahead<V>(panel, m, rows);
     if (m + kRowBlock <= rows && fast_rows<kRowBlock, V>(panel, m, counts)) {
       m += kRowBlock;
       continue;
@@ -388,6 +418,17 @@ void panel_rows(const Panel& panel, int rows, RowCounts& counts) {
   }
 }
 
+/// The values of one (panel, step) as fp32.
+HWY_INLINE void widen_step(const std::uint32_t* step, float* values) {
+  const U16Half d16;
+  const U32 du;
+  const auto* const words = reinterpret_cast<const std::uint16_t*>(step);
+  for (int i = 0; i < kStep * kWidth; i += kLanes) {
+    const VU bits = hn::ShiftLeft<16>(hn::PromoteTo(du, hn::Load(d16, words + i)));
+    hn::Store(hn::BitCast(F32(), bits), F32(), values + i);
+  }
+}
+
 /// All rows and columns whose operands are finite. The rounding mode is toward zero, subnormals are kept.
 HWY_NOINLINE void multiply_finite(const PackedOperand& left, const PackedOperand& right, Start start,
                                   float* c, std::ptrdiff_t ldc, RowCounts& counts) {
@@ -395,6 +436,8 @@ HWY_NOINLINE void multiply_finite(const PackedOperand& left, const PackedOperand
   const Layout right_layout(Side::right, right.rows, right.k, kWidth);
   const std::uint32_t* const l = left.extra.data();
   const std::uint32_t* const r = right.extra.data();
+  const std::size_t step_words = Layout::step_words(Side::right, kWidth);
+  HWY_ALIGN float values[kChunkSteps * kStep * kWidth];
   for (int p = 0; p < right_layout.lines; ++p) {
     for (int s = 0; s < left_layout.steps; s += kChunkSteps) {
       Panel panel{};
@@ -404,7 +447,7 @@ HWY_NOINLINE void multiply_finite(const PackedOperand& left, const PackedOperand
       panel.left_steps = left_layout.steps;
       panel.left_facts = reinterpret_cast<const LineFacts*>(l + left_layout.facts);
       panel.right = r + static_cast<std::size_t>(p) * right_layout.line_words +
-                    static_cast<std::size_t>(s) * Layout::step_words(Side::right, kWidth);
+                    static_cast<std::size_t>(s) * step_words;
       panel.right_live = r + right_layout.live + static_cast<std::ptrdiff_t>(p) * right_layout.steps + s;
       panel.right_facts = reinterpret_cast<const LineFacts*>(r + right_layout.facts)[p];
       panel.steps = std::min(kChunkSteps, left_layout.steps - s);
@@ -412,6 +455,14 @@ HWY_NOINLINE void multiply_finite(const PackedOperand& left, const PackedOperand
       panel.c = c + static_cast<std::ptrdiff_t>(p) * kWidth;
       panel.ldc = ldc;
       panel.columns = std::min(kWidth, right.rows - p * kWidth);
+      for (int i = 0; i < panel.steps; ++i) {
+        widen_step(panel.right + static_cast<std::size_t>(i) * step_words, values + i * kStep * kWidth);
+      }
+      panel.values = values;
+      // Panels and their steps lie one behind the other.
+      panel.next_right = panel.right + static_cast<std::size_t>(panel.steps) * step_words;
+      panel.next_right_words = std::min<std::ptrdiff_t>(static_cast<std::ptrdiff_t>(kChunkSteps * step_words),
+                                                        r + right_layout.facts - panel.next_right);
       switch ((panel.columns + kLanes - 1) / kLanes) {
         case 1:
           panel_rows<1>(panel, left.rows, counts);

@@ -132,23 +132,31 @@ inline void gather_words(const MatrixView& view, int r, int k0, int count, std::
   for (int i = 0; i < count; ++i) out[i] = view.at(r, k0 + i);
 }
 
-/// 8 rows of a view, k0..k0+15 of each, to out[8][16].
-HWY_INLINE void eight_rows(const MatrixView& view, int r0, int k0, std::uint16_t* out) {
-  const bool inside = r0 + 8 <= view.rows_in_memory && k0 + kStep <= view.k_in_memory;
-  if (inside && view.row_stride == 1) {
-    const std::uint16_t* from[kStep];
-    for (int k = 0; k < kStep; ++k) from[k] = view.data + r0 + (k0 + k) * view.k_stride;
-    transpose_8x8(from, 0, out, kStep);
-    transpose_8x8(from + 8, 0, out + 8, kStep);
-    return;
-  }
-  for (int i = 0; i < 8; ++i) {
-    if (inside && view.k_stride == 1) {
-      std::memcpy(out + i * kStep, view.data + (r0 + i) * view.row_stride + k0,
-                  kStep * sizeof(std::uint16_t));
+inline constexpr int kRowGroup =
+    32;  ///< rows of a left operand that are turned together: a cache line of words
+
+/// kRowGroup rows of a view whose rows lie side by side, k0..k0+15 of each, to out[kRowGroup][16]. Each line
+/// of memory is read once: with a stride of many words they all fall into few sets of the cache.
+HWY_INLINE void turn_rows(const MatrixView& view, int r0, int k0, std::uint16_t* out) {
+  HWY_ALIGN std::uint16_t lines[kStep][kRowGroup];
+  const std::uint16_t* from[kStep];
+  const int rows = std::clamp(view.rows_in_memory - r0, 0, kRowGroup);
+  for (int k = 0; k < kStep; ++k) {
+    const int present = k0 + k < view.k_in_memory ? rows : 0;
+    if (present == kRowGroup) {
+      std::memcpy(lines[k], view.data + r0 + (k0 + k) * view.k_stride, sizeof(lines[k]));
     } else {
-      gather_words(view, r0 + i, k0, kStep, out + i * kStep);
+      if (present > 0) {
+        std::memcpy(lines[k], view.data + r0 + (k0 + k) * view.k_stride,
+                    static_cast<std::size_t>(present) * sizeof(std::uint16_t));
+      }
+      std::fill(lines[k] + present, lines[k] + kRowGroup, std::uint16_t{0});
     }
+    from[k] = lines[k];
+  }
+  for (int r = 0; r < kRowGroup; r += 8) {
+    transpose_8x8(from, r, out + r * kStep, kStep);
+    transpose_8x8(from + 8, r, out + r * kStep + 8, kStep);
   }
 }
 
@@ -220,19 +228,20 @@ HWY_INLINE void pack_left_step(const std::uint16_t* words, std::uint32_t* out, s
                                RowFacts& facts) {
   const U16Left d;
   const U32 du;
+  const hn::RebindToSigned<U16Left> di16;
   const hn::Repartition<std::uint8_t, U16Left> d8;
+  const hn::Half<decltype(d8)> d8_half;
+  auto* const exponents = reinterpret_cast<std::uint8_t*>(out + kStep);
   bool all_zero = true;
   for (int i = 0; i < kStep; i += static_cast<int>(hn::Lanes(d))) {
     const hn::Vec<U16Left> w = hn::LoadU(d, words + i);
     const Elements<U16Left> e(w);
-    // E above kLargestByteField spoils the bytes; such a row is not given to the fast path.
+    // E above kLargestByteField does not fit; such a row is not given to the fast path.
     const hn::Vec<U16Left> byte =
         hn::IfThenZeroElse(e.zero, hn::Add(e.field, hn::Set(d, std::uint16_t{64U})));
-    const hn::Vec<U16Left> bytes = hn::Or(byte, hn::ShiftLeft<8>(byte));
+    hn::StoreU(hn::DemoteTo(d8_half, hn::BitCast(di16, byte)), d8_half, exponents + i);
     for (int h = 0; h * kLanes < static_cast<int>(hn::Lanes(d)); ++h) {
-      hn::Store(hn::ShiftLeft<16>(widen(d, w, h)), du, out + i + h * kLanes);
-      const VU two = widen(d, bytes, h);
-      hn::Store(hn::Or(two, hn::ShiftLeft<16>(two)), du, out + kStep + i + h * kLanes);
+      hn::StoreU(hn::ShiftLeft<16>(widen(d, w, h)), du, out + i + h * kLanes);
     }
     facts.extremes = max_bytes(d, facts.extremes, e.extremes());
     facts.heavy = hn::Max(facts.heavy, hn::BitCast(d, hn::SumsOf8(hn::BitCast(d8, e.significand))));
@@ -255,23 +264,22 @@ struct LeftOut {
 };
 
 inline void pack_left(const MatrixView& view, const Layout& layout, std::uint32_t* extra) {
-  constexpr int kRows = 8;
-  HWY_ALIGN std::uint16_t block[kRows * kStep];
+  HWY_ALIGN std::uint16_t block[kRowGroup * kStep];
   LineFacts* const facts = reinterpret_cast<LineFacts*>(extra + layout.facts);
   const LeftOut out{layout, extra};
-  for (int r0 = 0; r0 < view.rows; r0 += kRows) {
-    const int rows = std::min(kRows, view.rows - r0);
-    RowFacts row[kRows];
-    if (view.k_stride != 1) {
+  for (int r0 = 0; r0 < view.rows; r0 += kRowGroup) {
+    const int rows = std::min(kRowGroup, view.rows - r0);
+    RowFacts row[kRowGroup];
+    if (view.row_stride == 1 && view.k_stride != 1) {
       for (int s = 0; s < layout.steps; ++s) {
-        eight_rows(view, r0, s * kStep, block);
+        turn_rows(view, r0, s * kStep, block);
         for (int i = 0; i < rows; ++i) out.step(block + i * kStep, r0 + i, s, row[i]);
       }
     } else {
       for (int i = 0; i < rows; ++i) {
         for (int s = 0; s < layout.steps; ++s) {
           const std::uint16_t* words = block;
-          if (r0 + i < view.rows_in_memory && (s + 1) * kStep <= view.k_in_memory) {
+          if (view.k_stride == 1 && r0 + i < view.rows_in_memory && (s + 1) * kStep <= view.k_in_memory) {
             words = view.data + (r0 + i) * view.row_stride + static_cast<std::ptrdiff_t>(s) * kStep;
           } else {
             gather_words(view, r0 + i, s * kStep, kStep, block);
@@ -305,17 +313,15 @@ HWY_INLINE void pack_right_step(const std::uint16_t* block, const hn::Vec<U16Rig
   const U16Half half;
   const U32 du;
   using V = hn::Vec<U16Right>;
-  std::uint32_t* const exponents = out + kStep * kWidth;
+  std::uint16_t* const out_words = reinterpret_cast<std::uint16_t*>(out);
+  std::uint32_t* const exponents = out + kStep * kWidth / 2;
   V sum[2] = {hn::Zero(d), hn::Zero(d)};
   for (int k = 0; k < kStep; ++k) {
     VU pairs[2];
     for (int i = 0; i < 2; ++i) {
       const std::uint16_t* const words = block + k * kWidth + i * 2 * kLanes;
       const Elements<U16Right> e(hn::Load(d, words));
-      for (int h = 0; h < 2; ++h) {
-        const VU wide = hn::PromoteTo(du, hn::Load(half, words + h * kLanes));
-        hn::Store(hn::ShiftLeft<16>(wide), du, out + k * kWidth + (2 * i + h) * kLanes);
-      }
+      hn::Store(hn::Load(d, words), d, out_words + k * kWidth + i * 2 * kLanes);
       const V low_byte = hn::Set(d, std::uint16_t{255U});
       const V byte =
           hn::IfThenElse(e.zero, zero_byte[i],
