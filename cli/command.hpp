@@ -28,6 +28,7 @@ void add_diagnose(CLI::App& app, CommonOptions& common, Action& action);
 void add_generate(CLI::App& app, CommonOptions& common, Action& action);
 void add_info(CLI::App& app, CommonOptions& common, Action& action);
 void add_probe(CLI::App& app, CommonOptions& common, Action& action);
+void add_remedies(CLI::App& app, CommonOptions& common, Action& action);
 void add_run(CLI::App& app, CommonOptions& common, Action& action);
 void add_verify(CLI::App& app, CommonOptions& common, Action& action);
 

@@ -59,6 +59,7 @@ int run(int argc, char** argv) {
   add_compare(app, common, action);
   add_verify(app, common, action);
   add_diagnose(app, common, action);
+  add_remedies(app, common, action);
   add_backends(app, common, action);
   add_probe(app, common, action);
   try {

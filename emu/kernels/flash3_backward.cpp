@@ -361,7 +361,7 @@ class BackwardSchedule {
                                             dpsum.data(),
                                             lse_log2.data(),
                                             sums.empty() ? nullptr : sums.data(),
-                                            remedies_.empty() ? nullptr : dq_keys()});
+                                            dq_keys()});
       }
     }
     add_dq_parts(sequence_index, head, query_begin, rows_in_sequence, range, key_sums, added, strip);

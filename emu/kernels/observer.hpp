@@ -61,9 +61,9 @@ struct BackwardRows {
   const std::uint16_t* ds_bf16 = nullptr;
   const float* dpsum = nullptr;     ///< [rows], D
   const float* lse_log2 = nullptr;  ///< [rows], E
-  // With remedies (docs/remedies.md); without, nullptr.
-  const double* added = nullptr;  ///< [rows], sum over keys of what remedies add to dS beside ds_bf16
-  const std::uint16_t* dq_keys = nullptr;  ///< what dS is multiplied with, laid out as k
+  /// [rows], sum over keys of what remedies add to dS beside ds_bf16 (docs/remedies.md); nullptr: nothing
+  const double* added = nullptr;
+  const std::uint16_t* dq_keys = nullptr;  ///< what dS is multiplied with for dQ, laid out as k
 };
 
 class Observer {
