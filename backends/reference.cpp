@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <mutex>
 
 #include "datasets/error.hpp"
@@ -166,7 +167,63 @@ class ReferenceBackend final : public Backend {
   int bits_;
 };
 
+/// Chosen rows to their places in a vector.
+class RowsSink final : public reference::Sink {
+ public:
+  RowsSink(const Problem& problem, std::vector<ReferenceRow>& rows) : problem_(problem), rows_(rows) {
+    for (std::size_t i = 0; i < rows.size(); ++i) places_[key(rows[i].name)].push_back(i);
+  }
+
+  void query_row(const reference::QueryRow& row) override {
+    ReferenceRow values;
+    values.name = {row.id.sequence, row.id.head, row.id.row};
+    const auto take = [](std::span<const reference::Number> from, std::vector<double>& to) {
+      to.resize(from.size());
+      for (std::size_t d = 0; d < from.size(); ++d) to[d] = reference::round_to_fp64(reference::raw(from[d]));
+    };
+    take(row.out, values.out);
+    take(row.dq, values.dq);
+    values.out_bound.assign(row.out_bound.begin(), row.out_bound.end());
+    values.dq_bound.assign(row.dq_bound.begin(), row.dq_bound.end());
+    values.lse = reference::round_to_fp64(reference::raw(*row.lse));
+    values.lse_bound = row.lse_bound;
+    // A row that was asked for twice is computed twice, by whichever thread; both write the same, in turn.
+    const std::lock_guard lock(mutex_);
+    for (const std::size_t place : places_.at(key(values.name))) rows_[place] = values;
+  }
+
+ private:
+  std::size_t key(const RowName& name) const {
+    return problem_.row_index(name.sequence, name.head, name.row);
+  }
+
+  const Problem& problem_;
+  std::vector<ReferenceRow>& rows_;
+  std::map<std::size_t, std::vector<std::size_t>> places_;
+  std::mutex mutex_;
+};
+
 }  // namespace
+
+std::vector<ReferenceRow> reference_rows(const Problem& problem, std::span<const RowName> rows,
+                                         const std::function<void(double)>& progress) {
+  std::vector<ReferenceRow> result(rows.size());
+  std::vector<reference::RowId> ids;
+  ids.reserve(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const RowName& name = rows[i];
+    if (name.sequence >= problem.batch || name.head >= problem.heads_q ||
+        name.row >= problem.sequence(name.sequence).q_length) {
+      throw InputError("no row " + std::to_string(name.row) + " of query head " + std::to_string(name.head) +
+                       " in sequence " + std::to_string(name.sequence));
+    }
+    result[i].name = name;
+    ids.push_back({name.sequence, name.head, name.row});
+  }
+  RowsSink sink(problem, result);
+  reference::fast_attention_rows(view(problem, !problem.dout.empty()), ids, progress, sink);
+  return result;
+}
 
 std::unique_ptr<Backend> reference_backend(const std::string& name) {
   const std::size_t colon = name.find(':');

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 namespace bitattn::reference {
 namespace {
@@ -77,9 +78,6 @@ template <int Lanes, int Rows>
   }
 }
 
-using Multiply = void (*)(std::span<const SlicePair>, std::size_t, std::size_t, std::size_t, std::int64_t*,
-                          std::size_t);
-
 void multiply_plain(std::span<const SlicePair> pairs, std::size_t depth, std::size_t columns,
                     std::size_t b_stride, std::int64_t* sums, std::size_t sums_stride) {
   multiply<2, 4>(pairs, depth, columns, b_stride, sums, sums_stride);
@@ -100,21 +98,29 @@ void multiply_plain(std::span<const SlicePair> pairs, std::size_t depth, std::si
 }
 #endif
 
-Multiply best() {
+std::vector<AddExactProducts> engines() {
+  std::vector<AddExactProducts> all;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0)
-    return multiply_avx512;
-  if (__builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0) return multiply_avx2;
+  const bool avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512dq") != 0;
+  const bool avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0;
+  if (avx512) all.push_back(multiply_avx512);
+  if (avx2) all.push_back(multiply_avx2);
 #endif
-  return multiply_plain;
+  all.push_back(multiply_plain);
+  return all;
 }
 
 }  // namespace
 
+std::span<const AddExactProducts> exact_product_engines() {
+  static const std::vector<AddExactProducts> all = engines();
+  return all;
+}
+
 void add_exact_products(std::span<const SlicePair> pairs, std::size_t depth, std::size_t columns,
                         std::size_t b_stride, std::int64_t* sums, std::size_t sums_stride) {
-  static const Multiply chosen = best();
-  chosen(pairs, depth, columns, b_stride, sums, sums_stride);
+  static const AddExactProducts fastest = exact_product_engines().front();
+  fastest(pairs, depth, columns, b_stride, sums, sums_stride);
 }
 
 }  // namespace bitattn::reference

@@ -22,6 +22,12 @@ struct SlicePair {
   const float* b;
 };
 
+using AddExactProducts = void (*)(std::span<const SlicePair> pairs, std::size_t depth, std::size_t columns,
+                                  std::size_t b_stride, std::int64_t* sums, std::size_t sums_stride);
+
+/// The same function for every instruction set that this processor has, the fastest first.
+std::span<const AddExactProducts> exact_product_engines();
+
 /// sums[r][c] += sum over pairs and k < depth of a[k][r] * b[k][c], exactly. `columns` is a multiple of 16;
 /// rows of `sums` are `sums_stride` apart.
 void add_exact_products(std::span<const SlicePair> pairs, std::size_t depth, std::size_t columns,

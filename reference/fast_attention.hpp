@@ -7,9 +7,10 @@
 // again. 2^x is a table and a series with a proven error; MPFR has the constants, the logarithm and the
 // divisions, once a row.
 //
-// Rows whose exponents span more than 44 bits take exact inner products from a wide register instead. A KV
-// head of a sequence goes through plain_attention_head() as a whole where that is not enough: infinities or
-// NaNs among its inputs, or scores beyond 2^28.
+// Rows whose exponents span more than 44 bits take exact inner products from a wide register instead. Rows of
+// queries that see an infinity or a NaN are NaN throughout or go through plain_attention_head(), which a KV
+// head of a sequence does as a whole where its scores could pass 2^28 or scale or softcap are out of all
+// proportion.
 
 #include <span>
 

@@ -145,7 +145,7 @@ class PlainHead {
                  RowBuffers& buffers, Sink& sink) const;
 
   /// dK and dV of the whole KV head.
-  void all(const std::function<void(double)>& pairs_done, Sink& sink) const;
+  void all(const std::function<void(double)>& pairs_done, Sink& sink, const std::vector<bool>* chosen) const;
 
  private:
   double score(mpfr_ptr z, mpfr_ptr scaled, const Queries& queries, std::size_t r, std::size_t key) const;
@@ -309,7 +309,8 @@ void PlainHead::query_row(std::size_t head, std::size_t row, const Queries& quer
   sink.query_row({{sequence_index_, head, row}, out, out_bound, &lse, lse_bound, dq, dq_bound});
 }
 
-void PlainHead::all(const std::function<void(double)>& pairs_done, Sink& sink) const {
+void PlainHead::all(const std::function<void(double)>& pairs_done, Sink& sink,
+                    const std::vector<bool>* chosen) const {
   const bool backward = problem_.backward();
   const std::size_t keys = sequence_.k_length;
   const std::size_t dim = problem_.head_dim;
@@ -331,12 +332,18 @@ void PlainHead::all(const std::function<void(double)>& pairs_done, Sink& sink) c
     const std::size_t head = head_kv_ * problem_.group() + g;
     for (std::size_t begin = 0; begin < sequence_.q_length; begin += tile) {
       const std::size_t rows = std::min(tile, sequence_.q_length - begin);
+      const auto takes_part = [&](std::size_t r) {
+        return chosen == nullptr || (*chosen)[g * sequence_.q_length + begin + r];
+      };
+      bool any = false;
+      for (std::size_t r = 0; r < rows; ++r) any = any || takes_part(r);
+      if (!any) continue;
       const Queries queries = load_queries(head, begin, rows);
       KeyRange span{keys, 0};
       double pairs = 0;
       for (std::size_t r = 0; r < rows; ++r) {
         RowBuffers& b = buffers[r];
-        b.keys = visible_keys(problem_, sequence_, begin + r);
+        b.keys = takes_part(r) ? visible_keys(problem_, sequence_, begin + r) : KeyRange{};
         b.reserve(b.keys.size(), bits_, backward);
         pairs += static_cast<double>(b.keys.size());
         if (b.keys.size() == 0) continue;
@@ -344,8 +351,9 @@ void PlainHead::all(const std::function<void(double)>& pairs_done, Sink& sink) c
         span.last = std::max(span.last, b.keys.last);
       }
       tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(std::size_t{0}, rows,
-                          [&](std::size_t r) { query_row(head, begin + r, queries, r, buffers[r], sink); });
+        tbb::parallel_for(std::size_t{0}, rows, [&](std::size_t r) {
+          if (takes_part(r)) query_row(head, begin + r, queries, r, buffers[r], sink);
+        });
         if (!backward || span.first >= span.last) return;
         tbb::parallel_for(span.first, span.last, [&](std::size_t j) {
           for (std::size_t r = 0; r < rows; ++r) {
@@ -387,9 +395,10 @@ void check_bits(int bits) {
 }  // namespace
 
 void plain_attention_head(const ProblemView& problem, std::size_t sequence, std::size_t head_kv, int bits,
-                          const std::function<void(double)>& pairs_done, Sink& sink) {
+                          const std::function<void(double)>& pairs_done, Sink& sink,
+                          const std::vector<bool>* chosen) {
   check_bits(bits);
-  PlainHead(problem, sequence, head_kv, bits).all(pairs_done, sink);
+  PlainHead(problem, sequence, head_kv, bits).all(pairs_done, sink, chosen);
 }
 
 void plain_attention(const ProblemView& problem, int bits, const Progress& progress, Sink& sink) {

@@ -23,9 +23,11 @@ inline constexpr int kDefaultBits = 128;
 void plain_attention(const ProblemView& problem, int bits, const Progress& progress, Sink& sink);
 
 /// One KV head of one sequence with the query heads of its group. `pairs_done` is told the number of (query,
-/// key) pairs finished since the last call.
+/// key) pairs finished since the last call. `chosen`, if not null, tells for (query head in the group) *
+/// q_length + row whether that row takes part: the others are not handed out, and dK and dV are without them.
 void plain_attention_head(const ProblemView& problem, std::size_t sequence, std::size_t head_kv, int bits,
-                          const std::function<void(double)>& pairs_done, Sink& sink);
+                          const std::function<void(double)>& pairs_done, Sink& sink,
+                          const std::vector<bool>* chosen = nullptr);
 
 /// out, lse and dq of chosen rows alone.
 void plain_attention_rows(const ProblemView& problem, std::span<const RowId> rows, int bits,

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <limits>
 #include <memory>
+#include <string>
 
 #include "reference/plain_attention.hpp"
 #include "tests/reference/comparisons.hpp"
@@ -262,14 +263,41 @@ TEST(FastAttention, ChosenRowsHaveTheSameBits) {
   }
 }
 
+/// The same kind of number everywhere, the same infinities, and numbers within the bounds where both claim
+/// something.
+void expect_same_kinds(const char* name, const Values& a, const Values& b) {
+  Number difference = make_number(1300);
+  for (std::size_t i = 0; i < a.value.size(); ++i) {
+    const mpfr_srcptr x = raw(a.value[i]);
+    const mpfr_srcptr y = raw(b.value[i]);
+    ASSERT_EQ(mpfr_nan_p(x) != 0, mpfr_nan_p(y) != 0) << name << " " << i;
+    ASSERT_EQ(mpfr_inf_p(x) != 0, mpfr_inf_p(y) != 0) << name << " " << i;
+    if (mpfr_nan_p(x) != 0 || (mpfr_inf_p(x) != 0 && name != std::string("lse"))) {
+      ASSERT_FALSE(std::isfinite(a.bound[i])) << name << " " << i;
+    }
+    if (mpfr_inf_p(x) != 0) {
+      ASSERT_EQ(mpfr_signbit(x), mpfr_signbit(y)) << name << " " << i;
+    }
+    if (mpfr_number_p(x) == 0 || !std::isfinite(a.bound[i]) || !std::isfinite(b.bound[i])) continue;
+    mpfr_sub(raw(difference), x, y, MPFR_RNDA);
+    ASSERT_LE(std::abs(to_double(difference)), a.bound[i] + b.bound[i]) << name << " " << i;
+  }
+}
+
+void expect_same_kinds(const KeepAll& a, const KeepAll& b) {
+  expect_same_kinds("out", a.out, b.out);
+  expect_same_kinds("lse", a.lse, b.lse);
+  expect_same_kinds("dq", a.dq, b.dq);
+  expect_same_kinds("dk", a.dk, b.dk);
+  expect_same_kinds("dv", a.dv, b.dv);
+}
+
 TEST(FastAttention, FallsBackToPlainWhereItMust) {
   struct Case {
     const char* name;
     std::function<void(TestProblem&)> spoil;
   };
   const std::vector<Case> cases{
-      {"nan", [](TestProblem& p) { p.k[5] = 0x7fc0; }},
-      {"infinity", [](TestProblem& p) { p.dout[3] = 0xff80; }},
       {"huge scores",
        [](TestProblem& p) {
          p.q[3] = 0x7e00;
@@ -289,21 +317,75 @@ TEST(FastAttention, FallsBackToPlainWhereItMust) {
     c.spoil(p);
     EXPECT_NE(fast_obstacle(p.view(), 0, 0), nullptr);
     const auto kept = fast(p);
-    const auto truth = plain(p, 1200);
-    for (const auto& [a, b] : {std::pair(&kept->out, &truth->out), std::pair(&kept->lse, &truth->lse),
-                               std::pair(&kept->dq, &truth->dq), std::pair(&kept->dk, &truth->dk),
-                               std::pair(&kept->dv, &truth->dv)}) {
-      for (std::size_t i = 0; i < a->value.size(); ++i) {
-        // The same kind of number everywhere, and the same number within the bounds where it is one.
-        ASSERT_EQ(mpfr_nan_p(raw(a->value[i])), mpfr_nan_p(raw(b->value[i]))) << i;
-        if (mpfr_number_p(raw(a->value[i])) == 0) continue;
-        Number difference = make_number(1300);
-        mpfr_sub(raw(difference), raw(a->value[i]), raw(b->value[i]), MPFR_RNDA);
-        if (std::isnan(a->bound[i]) || std::isnan(b->bound[i])) continue;
-        ASSERT_LE(std::abs(to_double(difference)), a->bound[i] + b->bound[i]) << i;
+    expect_same_kinds(*kept, *plain(p, 1200));
+    // At a precision that the scores leave digits in.
+    for (const double bound : kept->out.bound) EXPECT_LT(bound, 1e-30);
+  }
+}
+
+TEST(FastAttention, InfinitiesAndNansGoWhereTheFormulasPutThem) {
+  std::mt19937_64 engine(27);
+  const std::array<std::uint16_t, 4> kinds{0x7fc0, 0x7f80, 0xff80, 0xffff};
+  int touched_values = 0;
+  for (int round = 0; round < 12; ++round) {
+    for (auto& [name, base] : varied_problems()) {
+      SCOPED_TRACE(name);
+      SCOPED_TRACE(round);
+      TestProblem p = base;
+      // One, two or many spoiled elements, in one tensor or in all.
+      const std::array<std::vector<std::uint16_t>*, 4> tensors{&p.q, &p.k, &p.v, &p.dout};
+      const std::size_t count = round % 3 == 2 ? 6 : 1 + static_cast<std::size_t>(round % 3);
+      for (std::size_t i = 0; i < count; ++i) {
+        auto& words = *tensors[(static_cast<std::size_t>(round) + (round >= 8 ? i : 0)) % 4];
+        if (!words.empty()) words[engine() % words.size()] = kinds[engine() % kinds.size()];
       }
+      ASSERT_EQ(fast_obstacle(p.view(), 0, 0), nullptr);
+      const auto kept = fast(p);
+      expect_same_kinds(*kept, *plain(p, 300));
+      for (const double bound : kept->dk.bound) touched_values += std::isfinite(bound) ? 0 : 1;
+      p.backward = false;
+      KeepAll forward(p);
+      fast_attention(p.view(), {}, forward);
+      KeepAll plain_forward(p);
+      plain_attention(p.view(), 300, {}, plain_forward);
+      expect_same_kinds("out", forward.out, plain_forward.out);
+      expect_same_kinds("lse", forward.lse, plain_forward.lse);
     }
   }
+  EXPECT_GT(touched_values, 1000);
+}
+
+TEST(FastAttention, ChosenRowsOfASpoiledHeadHaveTheSameBits) {
+  TestProblem p;
+  p.heads_q = 4;
+  p.heads_kv = 2;
+  p.causal = true;
+  p.add_sequence(20, 24);
+  p.fill_normal(28);
+  p.k[15 * 2 * p.head_dim + 3] = 0x7fc0;          // key 15 of the first KV head: NaN from row 11 on
+  p.v[9 * 2 * p.head_dim + p.head_dim] = 0x7f80;  // key 9 of the second: infinite from row 5 on
+  const auto all = fast(p);
+  std::vector<RowId> rows;
+  for (std::size_t h = 0; h < 4; ++h) {
+    for (std::size_t i = 0; i < 20; ++i) rows.push_back({0, h, i});
+  }
+  KeepAll some(p);
+  fast_attention_rows(p.view(), rows, {}, some);
+  const auto same = [](const Values& a, const Values& b) {
+    for (std::size_t i = 0; i < a.value.size(); ++i) {
+      const bool nan = mpfr_nan_p(raw(a.value[i])) != 0;
+      ASSERT_EQ(nan, mpfr_nan_p(raw(b.value[i])) != 0);
+      if (!nan) {
+        ASSERT_TRUE(mpfr_equal_p(raw(a.value[i]), raw(b.value[i])));
+      }
+    }
+  };
+  same(all->out, some.out);
+  same(all->lse, some.lse);
+  same(all->dq, some.dq);
+  EXPECT_TRUE(mpfr_number_p(raw(all->lse.value[10 * 4])));
+  EXPECT_TRUE(mpfr_nan_p(raw(all->lse.value[11 * 4])));
+  EXPECT_TRUE(mpfr_inf_p(raw(all->out.value[(5 * 4 + 2) * p.head_dim])));
 }
 
 TEST(FastAttention, ForwardAloneHasTheSameBits) {

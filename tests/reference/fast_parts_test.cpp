@@ -202,19 +202,21 @@ TEST(ExactProducts, AgreeWithIntegers) {
     }
     std::vector<SlicePair> pairs;
     for (std::size_t p = 0; p < count; ++p) pairs.push_back({a[p].data(), b[p].data()});
-    std::vector<std::int64_t> sums(kBlockRows * columns, 7);
-    add_exact_products(pairs, depth, columns, stride, sums.data(), columns);
-    for (std::size_t r = 0; r < kBlockRows; ++r) {
-      for (std::size_t c = 0; c < columns; ++c) {
-        std::int64_t expected = 7;
-        for (std::size_t p = 0; p < count; ++p) {
-          for (std::size_t k = 0; k < depth; ++k) {
-            expected += static_cast<std::int64_t>(a[p][k * kBlockRows + r]) *
-                        static_cast<std::int64_t>(b[p][k * stride + c]);
+    std::vector<std::int64_t> expected(kBlockRows * columns, 7);
+    for (std::size_t p = 0; p < count; ++p) {
+      for (std::size_t k = 0; k < depth; ++k) {
+        for (std::size_t r = 0; r < kBlockRows; ++r) {
+          const auto left = static_cast<std::int64_t>(a[p][k * kBlockRows + r]);
+          for (std::size_t c = 0; c < columns; ++c) {
+            expected[r * columns + c] += left * static_cast<std::int64_t>(b[p][k * stride + c]);
           }
         }
-        ASSERT_EQ(sums[r * columns + c], expected);
       }
+    }
+    for (const AddExactProducts multiply_add : exact_product_engines()) {
+      std::vector<std::int64_t> sums(kBlockRows * columns, 7);
+      multiply_add(pairs, depth, columns, stride, sums.data(), columns);
+      ASSERT_EQ(sums, expected);
     }
   }
 }
