@@ -387,7 +387,7 @@ bool fast_rows(const Panel& panel, int m, RowCounts& counts) {
 template <int V>
 HWY_INLINE void fetch_ahead(const Panel& panel, int m, int rows) {
   constexpr std::ptrdiff_t kLineFloats = kCacheLine / sizeof(float);
-  if (!panel.zero_start && m + 3 * kRowBlock <= rows) {
+  if (m + 3 * kRowBlock <= rows) {
     for (int r = m + 2 * kRowBlock; r < m + 3 * kRowBlock; ++r) {
       const float* const row = panel.c + r * panel.ldc;
       for (std::ptrdiff_t i = 0; i < panel.columns; i += kLineFloats) __builtin_prefetch(row + i, 1, 3);
@@ -438,6 +438,9 @@ HWY_NOINLINE void multiply_finite(const PackedOperand& left, const PackedOperand
   const std::uint32_t* const r = right.extra.data();
   const std::size_t step_words = Layout::step_words(Side::right, kWidth);
   HWY_ALIGN float values[kChunkSteps * kStep * kWidth];
+  const std::size_t first_words = std::min<std::size_t>(right_layout.line_words, kChunkSteps * step_words);
+  for (std::size_t i = 0; i < first_words; i += kCacheLine / sizeof(std::uint32_t))
+    __builtin_prefetch(r + i, 0, 3);
   for (int p = 0; p < right_layout.lines; ++p) {
     for (int s = 0; s < left_layout.steps; s += kChunkSteps) {
       Panel panel{};
