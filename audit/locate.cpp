@@ -301,7 +301,8 @@ RowStatistics statistics(const Problem& problem, const Tensor<T>& values, int he
       s.largest_at = index;
     }
   });
-  if (s.rows > 0) s.rms = std::sqrt(squares / static_cast<double>(s.rows));
+  s.rms = s.rows > 0 ? std::sqrt(squares / static_cast<double>(s.rows)) : kNan;
+  if (s.rows == 0) s.largest = kNan;
   return s;
 }
 

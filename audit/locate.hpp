@@ -76,7 +76,8 @@ class RowLocator final : public kernels::Observer {
 /// The row-max residue of a maximum m in raw score units: fma(m, c, -rn(m*c)) as the chip would give it.
 float row_max_residue(float m, float scale_log2);
 
-/// Root mean square, largest magnitude and number of the finite values among those of rows that see a key.
+/// Root mean square, largest magnitude and number of the finite values among those of rows that see a key;
+/// NaN where there are none.
 struct RowStatistics {
   std::size_t rows = 0;        ///< rows with a finite value
   std::size_t not_finite = 0;  ///< rows that see a key and hold none

@@ -20,10 +20,7 @@ void add_backends(CLI::App& app, CommonOptions& common, Action& action) {
         print_json({{"backends", list}});
         return kHolds;
       }
-      Table table;
-      table.column("", true).column("", true);
-      for (const BackendInfo& info : backends()) table.row({info.name, info.description});
-      print(table.text(0));
+      for (const BackendInfo& info : backends()) print(info.name + "\n" + wrapped(info.description, 4));
       return kHolds;
     };
   });

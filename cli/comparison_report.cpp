@@ -29,7 +29,7 @@ std::string value_text(double value, std::uint32_t bits, bool bf16) {
 std::string pair_text(const char* which, const audit::ElementPair& pair, bool bf16, Layout layout,
                       const audit::Comparison& comparison) {
   std::string text =
-      fmt::format("      {} at {}: {} {}, {} {}", which, pair.place.text(layout), comparison.a,
+      fmt::format("      {} at {}\n        {} {}, {} {}", which, pair.place.text(layout), comparison.a,
                   value_text(pair.a, pair.a_bits, bf16), comparison.b, value_text(pair.b, pair.b_bits, bf16));
   if (pair.ulps != audit::kUlpsOfNan) text += fmt::format(", {} ulp", grouped(pair.ulps));
   return text + "\n";

@@ -45,6 +45,11 @@ std::string largest_cause(const RowSummary& s) {
   return largest->text;
 }
 
+/// "1.2% of", "7.8e+03 times".
+std::string share_text(double share) {
+  return share < 10 ? percent(share) + " of" : brief_number(share) + " times";
+}
+
 double dq_error(const Diagnosis& d) {
   return d.errors.empty() ? std::nan("") : d.errors[1].whole.before_cast.relative();
 }
@@ -77,9 +82,12 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
   }
   if (d.whole.residue.rows == 0) return text + wrapped("No row sees a key: there is nothing to find.");
   const double error = dq_error(d);
-  std::string share = fmt::format("The score-gradient sums put {} of |dQ| into dQ", percent(d.whole.leak));
+  if (!std::isfinite(d.whole.leak)) {
+    return text + wrapped("dQ is zero or not finite, so there is nothing to measure a leak against.");
+  }
+  std::string share = fmt::format("The score-gradient sums put {} |dQ| into dQ", share_text(d.whole.leak));
   if (d.with_truth && std::isfinite(error)) {
-    share += fmt::format("; before its last cast dQ is off by {} in all", percent(error));
+    share += fmt::format("; before its last cast dQ is off by {} its norm in all", share_text(error));
   }
   text += wrapped(share + fmt::format(" (condition {}).", brief_number(d.whole.condition)));
   text += wrapped("Largest cause: " + largest_cause(d.whole) + ".");
@@ -280,12 +288,12 @@ std::string meaning_text(const Capture& capture, const Diagnosis& d) {
     text +=
         wrapped("The leak is within what the BF16 casts cost anyway (about 2e-3 of dQ): nothing to do here.");
   } else {
-    text +=
-        wrapped(fmt::format("The leak is {} times what the BF16 casts cost anyway (about 2e-3 of dQ){}.",
-                            brief_number(s.leak / kCasts),
-                            d.with_truth && error > 0 ? fmt::format(", and {} of the whole error of dQ",
-                                                                    percent(std::min(1.0, s.leak / error)))
-                                                      : ""));
+    text += wrapped(fmt::format(
+        "The leak is {} times what the BF16 casts cost anyway (about 2e-3 of dQ){}.",
+        brief_number(s.leak / kCasts),
+        d.with_truth && error > 0
+            ? fmt::format(", as large as {} of the whole error of dQ", percent(std::min(1.0, s.leak / error)))
+            : ""));
     if (s.leak_mean_key > 0.5 * s.leak) {
       text += wrapped(
           "The keys share a direction, and the leak lies along it: centring the keys over the sequence "
