@@ -4,6 +4,9 @@
 #include "backends/backend.hpp"
 #include "backends/emulator.hpp"
 #include "backends/fp32.hpp"
+#ifdef BITATTN_WITH_GPU_EMULATOR
+#include "backends/gpu_emulator.hpp"
+#endif
 #ifdef BITATTN_WITH_GPU_KERNELS
 #include "backends/gpu_kernels.hpp"
 #endif
@@ -24,6 +27,9 @@ const std::vector<BackendInfo>& backends() {
       {"gpu:fa3",
        "our own kernels for Hopper in FlashAttention-3's operation order, run on this machine's GPU"},
 #endif
+#ifdef BITATTN_WITH_GPU_EMULATOR
+      {"emu-gpu:fa3", "the emulator's own arithmetic, without tensor cores, run on this machine's GPU"},
+#endif
   });
   return all;
 }
@@ -34,6 +40,9 @@ std::unique_ptr<Backend> make_backend(const std::string& name) {
   if (name == "fp32") return fp32_backend();
 #ifdef BITATTN_WITH_GPU_KERNELS
   if (name == "gpu:fa3") return gpu_kernels_backend();
+#endif
+#ifdef BITATTN_WITH_GPU_EMULATOR
+  if (name == "emu-gpu:fa3") return gpu_emulator_backend(profile::Profile{});
 #endif
   if (name == "recorded") return recorded_backend();
   if (name == "reference" || name.starts_with("reference:")) return reference_backend(name);

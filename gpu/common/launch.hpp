@@ -29,11 +29,11 @@ class Event {
   ~Event() { cudaEventDestroy(event_); }
   void record() { check(cudaEventRecord(event_, nullptr), "recording an event"); }
   /// Waits for this event; milliseconds since `start`.
-  float milliseconds_since(const Event& start) {
+  double milliseconds_since(const Event& start) {
     check(cudaEventSynchronize(event_), "waiting for the GPU");
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, start.event_, event_), "reading an event");
-    return milliseconds;
+    return static_cast<double>(milliseconds);
   }
 
  private:
