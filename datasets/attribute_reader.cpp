@@ -55,6 +55,7 @@ std::vector<std::string> read_fixed_strings(const OpenAttribute& a) {
     a.fail("cannot be read" + last_error());
   }
   std::vector<std::string> values;
+  values.reserve(a.elements);
   for (std::size_t i = 0; i < a.elements; ++i) {
     values.push_back(trim_fixed(std::string(bytes.data() + i * size, size), H5Tget_strpad(a.type.get())));
   }
@@ -68,6 +69,7 @@ std::vector<std::string> read_variable_strings(const OpenAttribute& a) {
     a.fail("cannot be read" + last_error());
   }
   std::vector<std::string> values;
+  values.reserve(pointers.size());
   for (const char* p : pointers) values.emplace_back(p == nullptr ? "" : p);
   if (a.elements > 0) H5Dvlen_reclaim(type.get(), a.space.get(), H5P_DEFAULT, pointers.data());
   return values;
@@ -90,6 +92,7 @@ AttributeArray as_array(const OpenAttribute& a) {
         constexpr auto kMost = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
         if (std::any_of(values.begin(), values.end(), [](std::uint64_t v) { return v > kMost; })) {
           std::vector<std::string> texts;
+          texts.reserve(values.size());
           for (const std::uint64_t v : values) texts.push_back(std::to_string(v));
           array.values = std::move(texts);
         } else {

@@ -52,10 +52,16 @@ bool holds(hid_t group, const char* name) {
   return H5Lexists(group, name, H5P_DEFAULT) > 0;
 }
 
-herr_t take_group(hid_t /*object*/, const char* name, const H5O_info_t* info, void* names) {
+struct Groups {
+  std::vector<std::string> names;
+  const BeforeRead& before_read;
+};
+
+herr_t take_group(hid_t /*object*/, const char* name, const H5O_info_t* info, void* groups) {
+  auto& list = *static_cast<Groups*>(groups);
   if (info->type == H5O_TYPE_GROUP) {
-    static_cast<std::vector<std::string>*>(names)->push_back(
-        std::strcmp(name, ".") == 0 ? "/" : "/" + std::string(name));
+    if (list.before_read) list.before_read(0);
+    list.names.push_back(std::strcmp(name, ".") == 0 ? "/" : "/" + std::string(name));
   }
   return 0;
 }
@@ -581,16 +587,16 @@ std::size_t machine_memory() {
   return bytes;
 }
 
-std::vector<std::string> capture_groups(const std::string& path) {
+std::vector<std::string> capture_groups(const std::string& path, const BeforeRead& before_read) {
   const hdf5::LibraryLock lock;
   const hdf5::QuietErrors quiet;
   const Handle file = open_file(path);
-  std::vector<std::string> groups;
+  Groups groups{{}, before_read};
   if (H5Ovisit2(file.get(), H5_INDEX_NAME, H5_ITER_INC, take_group, &groups, H5O_INFO_BASIC) < 0) {
     throw InputError(path + ": groups cannot be listed" + last_error());
   }
   std::vector<std::string> captures;
-  for (const std::string& name : groups) {
+  for (const std::string& name : groups.names) {
     const Handle group(H5Gopen2(file.get(), name.c_str(), H5P_DEFAULT), H5Gclose);
     if (!group) throw InputError(full_name(path, name) + ": group cannot be opened" + last_error());
     const Held held = held_inputs(group.get());

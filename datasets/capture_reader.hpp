@@ -17,7 +17,7 @@ using BeforeRead = std::function<void(std::size_t bytes)>;
 
 /// Names of all groups of a file that hold q, k and v: "/" for the root, "/a/b" for others, in the order of
 /// their names. Throws InputError if the file cannot be read, or a group holds only two of the three.
-std::vector<std::string> capture_groups(const std::string& path);
+std::vector<std::string> capture_groups(const std::string& path, const BeforeRead& before_read = {});
 
 /// Does that group of the file exist and hold q, k and v? Throws InputError with the reason if not.
 void expect_capture_group(const std::string& path, const std::string& group);

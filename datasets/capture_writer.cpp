@@ -204,6 +204,7 @@ struct CaptureWriter::State {
     H5Tset_cset(type.get(), H5T_CSET_UTF8);
     H5Tset_size(type.get(), H5T_VARIABLE);
     std::vector<const char*> pointers;
+    pointers.reserve(texts.size());
     for (const std::string& text : texts) pointers.push_back(text.c_str());
     put(object, name, type.get(), space, pointers.data());
   }
@@ -237,7 +238,7 @@ struct CaptureWriter::State {
   /// another use.
   Handle axis_scale(const std::string& findings, const std::string& axis, std::size_t length) {
     for (const std::string& name : {axis, axis + "_" + std::to_string(length)}) {
-      const std::string path = findings + "/" + name;
+      const std::string path = joined(findings, name);
       if (H5Lexists(file.get(), path.c_str(), H5P_DEFAULT) <= 0) {
         std::vector<std::int64_t> index(length);
         for (std::size_t i = 0; i < length; ++i) index[i] = static_cast<std::int64_t>(i);

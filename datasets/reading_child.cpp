@@ -339,7 +339,7 @@ std::vector<std::string> check_in_child(const std::string& path, const std::stri
       [&](Child& child) {
         std::vector<std::string> found{group};
         if (group.empty()) {
-          found = capture_groups(path);
+          found = capture_groups(path, child.announcer());
         } else {
           expect_capture_group(path, group);
         }

@@ -12,7 +12,7 @@
 namespace bitattn {
 
 struct ChildLimits {
-  double seconds = 60;                                 ///< without any progress
+  double seconds = 20;                                 ///< without any progress
   double bytes_per_second = 4.0e6;                     ///< more time is given for data, at this slowest speed
   std::size_t spare_memory = std::size_t{512} << 20U;  ///< address space beyond what the checked sizes need
 };

@@ -261,6 +261,7 @@ void refuse_larger_than_memory(const Problem& problem) {
 const std::vector<RegimeInfo>& regimes() {
   static const std::vector<RegimeInfo> all = [] {
     std::vector<RegimeInfo> list;
+    list.reserve(kRecipes.size());
     for (const Recipe& r : kRecipes) list.push_back({r.name, r.text});
     return list;
   }();
