@@ -269,10 +269,8 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
   const bool split_columns = Tile::kPanels == Tile::kWarpgroups;
   const ByTokens<kN> k_by_tokens{shared.k() +
                                  static_cast<std::uint32_t>(split_columns ? warpgroup * kN * kRowBytes : 0)};
-  const auto release = [&](std::uint32_t barrier) {
-    __syncwarp();
-    if (lane == 0) barrier_arrive(barrier);
-  };
+  // Every thread for itself: each has read statistics from the place that is given back.
+  const auto release = [&](std::uint32_t barrier) { barrier_arrive(barrier); };
 
   barrier_wait(shared.kv_full(), 0);
   RingPosition<Tile::kStages> ring;
@@ -298,31 +296,34 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
 
     // P [4, 5].
     if constexpr (decltype(masked)::value) mask_transposed<Tile>(s, key, m * kM + column, p);
-#pragma unroll
-    for (int g = 0; g < kM / 8; ++g) {
-      const float2 lse = load_pair(shared.lse(stage) + static_cast<std::uint32_t>(4 * (8 * g + column)));
+    const std::uint32_t lse_at = shared.lse(stage) + static_cast<std::uint32_t>(4 * column);
+    for_each_constant<kM / 8>([&](auto constant) {
+      constexpr int kGroup = decltype(constant)::value;
+      const float2 lse = load_pair<32 * kGroup>(lse_at);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        s[4 * g + e] = ex2(Order::backward_exponent(s[4 * g + e], p.scale_log2, e % 2 == 0 ? lse.x : lse.y));
+        float& x = s[4 * kGroup + e];
+        x = ex2(Order::backward_exponent(x, p.scale_log2, e % 2 == 0 ? lse.x : lse.y));
       }
-    }
+    });
     wgmma_wait<0>();
     pin(dp);
 
     // dS from the unrounded P [6], and both casts [7].
+    const std::uint32_t dpsum_at = shared.dpsum(stage) + static_cast<std::uint32_t>(4 * column);
+    for_each_constant<kM / 8>([&](auto constant) {
+      constexpr int kGroup = decltype(constant)::value;
+      const float2 d = load_pair<32 * kGroup>(dpsum_at);
+      float* const p_at = s + 4 * kGroup;
+      float* const ds_at = dp + 4 * kGroup;
 #pragma unroll
-    for (int g = 0; g < kM / 8; ++g) {
-      const float2 d = load_pair(shared.dpsum(stage) + static_cast<std::uint32_t>(4 * (8 * g + column)));
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        dp[4 * g + e] = Order::score_gradient(s[4 * g + e], dp[4 * g + e], e % 2 == 0 ? d.x : d.y);
-      }
+      for (int e = 0; e < 4; ++e) ds_at[e] = Order::score_gradient(p_at[e], ds_at[e], e % 2 == 0 ? d.x : d.y);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        p_words[2 * g + i] = bf16_pair(s[4 * g + 2 * i], s[4 * g + 2 * i + 1]);
-        ds_words[2 * g + i] = bf16_pair(dp[4 * g + 2 * i], dp[4 * g + 2 * i + 1]);
+        p_words[2 * kGroup + i] = bf16_pair(p_at[2 * i], p_at[2 * i + 1]);
+        ds_words[2 * kGroup + i] = bf16_pair(ds_at[2 * i], ds_at[2 * i + 1]);
       }
-    }
+    });
     store_transposed<kM>(shared.ds(stage), warpgroup, ds_words);
 
     // dV [8].
@@ -353,11 +354,11 @@ __device__ __forceinline__ void backward_compute(const BackwardParams& p, const 
     wgmma_wait<1>();
     pin(dq);
     named_sync(dq_barrier(kDqEmpty, dq_stage, warpgroup), kDqThreads);
-#pragma unroll
-    for (int g = 0; g < Tile::kDqRows / 8; ++g) {
-      store_quad(shared.dq(dq_stage, warpgroup) + static_cast<std::uint32_t>((g * 128 + thread) * 16),
-                 dq + 4 * g);
-    }
+    const std::uint32_t dq_at = shared.dq(dq_stage, warpgroup) + static_cast<std::uint32_t>(16 * thread);
+    for_each_constant<Tile::kDqRows / 8>([&](auto constant) {
+      constexpr int kGroup = decltype(constant)::value;
+      store_quad<2048 * kGroup>(dq_at, dq + 4 * kGroup);
+    });
     fence_async_shared();
     named_arrive(dq_barrier(kDqFull, dq_stage, warpgroup), kDqThreads);
     if constexpr (Tile::kDqStages == 2) dq_stage ^= 1;
@@ -428,15 +429,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barrier_init(shared.q_full(stage), 1);
       barrier_init(shared.dout_full(stage), 1);
-      barrier_init(shared.q_empty(stage), 4 * Tile::kWarpgroups);
-      barrier_init(shared.dout_empty(stage), 4 * Tile::kWarpgroups);
+      barrier_init(shared.q_empty(stage), 128 * Tile::kWarpgroups);
+      barrier_init(shared.dout_empty(stage), 128 * Tile::kWarpgroups);
     }
     barrier_init_done();
   }
   __syncthreads();
   const int ticket = *reinterpret_cast<const int*>(memory + BackwardShared<Tile>::kTicket);
   const BackwardWork work = backward_work<Tile>(p, ticket);
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     give_registers<Tile::kLoaderRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;

@@ -35,6 +35,7 @@ struct ForwardTile {
   /// O leaves through the place of Q where there is no other.
   static constexpr bool kOwnOutput =
       kWarpgroups * (2 * kQueryBytes + kWeightBytes) + 2 * kStages * kKeyBytes <= 224 * 1024;
+  static constexpr bool kExponentsFirst = kHeadDim == 128 && !kCausal;
   static constexpr int kLoaderRegisters = kWarpgroups == 2 ? 24 : 32;
   static constexpr int kComputeRegisters = kWarpgroups == 2 ? 240 : 160;
 };
@@ -374,6 +375,9 @@ __device__ __forceinline__ void forward_compute(const ForwardParams& p, const Fo
     places.k.advance();
     if constexpr (kMasked) mask_scores<Tile, false>(s, n * kN, query, p);
     softmax_step<Tile, Order, false, kMasked>(s, row, alpha, p.scale_log2);
+    // Long since over; but the assembler moves no exponential behind a wait in a loop, as it else does, so
+    // that they run beside the product. Whether that pays was measured (docs/evidence/kernels.md).
+    if constexpr (Tile::kExponentsFirst) barrier_wait(shared.v_full(places.v.stage), places.v.parity);
     wgmma_wait<0>();
     pin(o);
     release(shared.v_empty(places.v.stage));
@@ -460,7 +464,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) forward_kernel(const __grid
     barrier_init_done();
   }
   __syncthreads();
-  const int warpgroup = static_cast<int>(threadIdx.x) / 128;
+  const int warpgroup = uniform(static_cast<int>(threadIdx.x) / 128);
   if (warpgroup == 0) {
     give_registers<Tile::kLoaderRegisters>();
     if (threadIdx.x == 0) forward_load<Tile>(p, shared);

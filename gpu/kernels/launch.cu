@@ -304,8 +304,9 @@ void launch_backward(const BitattnCall& call, const BackwardTensors& t, unsigned
   p.blocks_m = blocks_m;
   p.blocks_n = blocks_n;
   p.descending = Tile::kCausal && call.dq_left_to_right == 0 ? 1 : 0;
-  // Half of the multiprocessors is a margin: a multiprocessor holds one block of threads.
-  p.longest_first = 2 * blocks_n <= multiprocessors() ? 1 : 0;
+  // Half of the multiprocessors is a margin: a multiprocessor holds one block of threads. It pays where a key
+  // tile is two query tiles long: neighbours then wait for each other less.
+  p.longest_first = Tile::kBlockN >= 2 * Tile::kBlockM && 2 * blocks_n <= multiprocessors() ? 1 : 0;
   launch(backward_kernel<Tile, Flash3Order>,
          dim3(static_cast<unsigned>(static_cast<std::int64_t>(call.batch) * call.heads_q * blocks_n)),
          Tile::kThreads, BackwardShared<Tile>::kBytes, stream, p, "backward");

@@ -21,25 +21,30 @@ __host__ __device__ constexpr int chunk_offset(int row, int chunk) {
   return row * kRowBytes + ((chunk ^ (row & 7)) << 4);
 }
 
-/// The 64 bits that tell the tensor core where an operand lies: addresses and strides in units of 16 bytes,
-/// layout 1 is the 128-byte swizzle.
-__host__ __device__ constexpr std::uint64_t matrix_descriptor(std::uint32_t address,
-                                                              std::uint32_t leading_bytes,
-                                                              std::uint32_t stride_bytes) {
-  return (static_cast<std::uint64_t>((address & 0x3ffffU) >> 4)) |
-         (static_cast<std::uint64_t>(leading_bytes >> 4) << 16) |
-         (static_cast<std::uint64_t>(stride_bytes >> 4) << 32) | (std::uint64_t{1} << 62);
+/// The 64 bits that tell the tensor core where an operand lies. Low word: address and leading stride, high
+/// word: the other stride and layout 1, the 128-byte swizzle; all in units of 16 bytes. Addresses stay below
+/// 2^18, so that steps along an operand are additions to the low word.
+__host__ __device__ constexpr std::uint32_t descriptor_low(std::uint32_t address,
+                                                           std::uint32_t leading_bytes) {
+  return address >> 4 | (leading_bytes >> 4) << 16;
+}
+inline constexpr std::uint32_t kDescriptorHigh = kSwizzleBytes >> 4 | 1U << 30;
+
+__device__ __forceinline__ std::uint64_t matrix_descriptor(std::uint32_t low) {
+  return static_cast<std::uint64_t>(kDescriptorHigh) << 32 | low;
 }
 
 /// An operand whose rows are tokens and whose k runs along the columns (K-major). `rows`: of the whole tile.
 template <int kRows>
 struct ByColumns {
   static constexpr int kTransposed = 0;
-  std::uint32_t address;  ///< of the first row used, in panel 0
+  std::uint32_t low;
 
+  /// address: of the first row used, in panel 0.
+  __device__ __forceinline__ explicit ByColumns(std::uint32_t address) : low(descriptor_low(address, 16)) {}
   __device__ __forceinline__ std::uint64_t descriptor(int step) const {
-    const std::uint32_t panel = static_cast<std::uint32_t>(step / 4) * (kRows * kRowBytes);
-    return matrix_descriptor(address + panel + static_cast<std::uint32_t>(step % 4) * 32U, 16, kSwizzleBytes);
+    return matrix_descriptor(low +
+                             static_cast<std::uint32_t>(step / 4 * (kRows * kRowBytes) + step % 4 * 32) / 16);
   }
 };
 
@@ -47,11 +52,13 @@ struct ByColumns {
 template <int kRows>
 struct ByTokens {
   static constexpr int kTransposed = 1;
-  std::uint32_t address;  ///< of row 0 in the first panel used
+  std::uint32_t low;
 
+  /// address: of row 0 in the first panel used.
+  __device__ __forceinline__ explicit ByTokens(std::uint32_t address)
+      : low(descriptor_low(address, kRows * kRowBytes)) {}
   __device__ __forceinline__ std::uint64_t descriptor(int step) const {
-    return matrix_descriptor(address + static_cast<std::uint32_t>(step) * (16U * kRowBytes),
-                             kRows * kRowBytes, kSwizzleBytes);
+    return matrix_descriptor(low + static_cast<std::uint32_t>(step * 16 * kRowBytes) / 16);
   }
 };
 
@@ -63,31 +70,52 @@ __device__ __forceinline__ int load_word(std::uint32_t address) {
 __device__ __forceinline__ void store_word(std::uint32_t address, int v) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(address), "r"(v) : "memory");
 }
+// Offsets known at compile time are part of the instruction and cost no register.
+template <int kOffset>
 __device__ __forceinline__ float2 load_pair(std::uint32_t address) {
   float2 v;
-  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(address) : "memory");
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2 + %3];"
+               : "=f"(v.x), "=f"(v.y)
+               : "r"(address), "n"(kOffset)
+               : "memory");
   return v;
 }
+template <int kOffset>
 __device__ __forceinline__ void store_quad(std::uint32_t address, const float* v) {
-  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]), "f"(v[2]),
-               "f"(v[3])
+  asm volatile("st.shared.v4.f32 [%0 + %5], {%1, %2, %3, %4};" ::"r"(address), "f"(v[0]), "f"(v[1]),
+               "f"(v[2]), "f"(v[3]), "n"(kOffset)
                : "memory");
 }
 
 /// Four 8x8 matrices of BF16 from registers to shared memory; each lane names a row (16 bytes) of one of
 /// them.
+template <int kOffset>
 __device__ __forceinline__ void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b,
                                                std::uint32_t c, std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
-               "r"(b), "r"(c), "r"(d)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0 + %5], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
+               "r"(b), "r"(c), "r"(d), "n"(kOffset)
                : "memory");
 }
 /// The same, each matrix transposed on the way.
+template <int kOffset>
 __device__ __forceinline__ void store_matrices_transposed(std::uint32_t address, std::uint32_t a,
                                                           std::uint32_t b, std::uint32_t c, std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-               "r"(a), "r"(b), "r"(c), "r"(d)
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0 + %5], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a), "r"(b), "r"(c), "r"(d), "n"(kOffset)
                : "memory");
+}
+
+/// Calls f(Constant<0>), f(Constant<1>), ... f(Constant<kCount - 1>).
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+template <int kCount, int kFirst = 0, class F>
+__device__ __forceinline__ void for_each_constant(const F& f) {
+  if constexpr (kFirst < kCount) {
+    f(Constant<kFirst>{});
+    for_each_constant<kCount, kFirst + 1>(f);
+  }
 }
 
 /// Stores a warpgroup's accumulators (64 rows), cast to BF16, at rows first_row... of a tile with kRows rows.
@@ -97,14 +125,15 @@ __device__ __forceinline__ void store_accumulators(std::uint32_t tile, int first
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
   const int row = first_row + warp * 16 + lane % 16;
-#pragma unroll
-  for (int pair = 0; pair < kColumns / 16; ++pair) {
-    const int chunk = 2 * pair + lane / 16;
-    const std::uint32_t panel = tile + static_cast<std::uint32_t>(chunk / 8) * (kRows * kRowBytes);
-    const float* x = d + 8 * pair;
-    store_matrices(panel + static_cast<std::uint32_t>(chunk_offset(row, chunk % 8)), bf16_pair(x[0], x[1]),
-                   bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]), bf16_pair(x[6], x[7]));
-  }
+  // Chunk 2j + h of a row lies where chunk h does, but for an exclusive or with 2j.
+  const std::uint32_t first = tile + static_cast<std::uint32_t>(chunk_offset(row, lane / 16));
+  for_each_constant<kColumns / 16>([&](auto constant) {
+    constexpr int kPair = decltype(constant)::value;
+    const float* x = d + 8 * kPair;
+    store_matrices<kPair / 4 * kRows * kRowBytes>(first ^ (kPair % 4 * 32U), bf16_pair(x[0], x[1]),
+                                                  bf16_pair(x[2], x[3]), bf16_pair(x[4], x[5]),
+                                                  bf16_pair(x[6], x[7]));
+  });
 }
 
 /// Stores a warpgroup's accumulators, already cast, transposed: their 64 rows become columns 64*panel... of a
@@ -114,14 +143,14 @@ __device__ __forceinline__ void store_transposed(std::uint32_t tile, int panel,
                                                  const std::uint32_t (&words)[kRows / 4]) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  const int chunk = 2 * warp + lane / 8 % 2;
-  const std::uint32_t base = tile + static_cast<std::uint32_t>(panel) * (kRows * kRowBytes);
-#pragma unroll
-  for (int group = 0; group < kRows / 8; group += 2) {
-    const int row = 8 * group + lane / 16 * 8 + lane % 8;
-    store_matrices_transposed(base + static_cast<std::uint32_t>(chunk_offset(row, chunk)), words[2 * group],
-                              words[2 * group + 1], words[2 * group + 2], words[2 * group + 3]);
-  }
+  const int row = lane / 16 * 8 + lane % 8;
+  const std::uint32_t first = tile + static_cast<std::uint32_t>(panel) * (kRows * kRowBytes) +
+                              static_cast<std::uint32_t>(chunk_offset(row, 2 * warp + lane / 8 % 2));
+  for_each_constant<kRows / 16>([&](auto constant) {
+    constexpr int kGroups = decltype(constant)::value;  // of 16 rows
+    const std::uint32_t* w = words + 4 * kGroups;
+    store_matrices_transposed<kGroups * 16 * kRowBytes>(first, w[0], w[1], w[2], w[3]);
+  });
 }
 
 }  // namespace bitattn::gpu

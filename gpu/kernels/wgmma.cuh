@@ -19,6 +19,12 @@ struct Wgmma;
 
 #include "gpu/kernels/wgmma_shapes.inc"
 
+/// A value that is the same in the whole warp, told to the compiler: descriptors are best kept in uniform
+/// registers.
+__device__ __forceinline__ int uniform(int value) {
+  return __shfl_sync(0xffffffffU, value, 0);
+}
+
 /// Orders the warpgroup's register and shared-memory accesses before the multiply-adds that follow.
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
