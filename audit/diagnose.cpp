@@ -104,6 +104,43 @@ RowSummary summarize_rows(const Problem& problem, const Diagnosis& d, int head) 
   return s;
 }
 
+/// Norms of the leak into dK by key, and its share of dK: of the truth's where there is one.
+void summarize_dk(const Problem& problem, Diagnosis& d) {
+  const Fp64Tensor& leak = d.rows.leak_dk;
+  if (leak.empty()) return;
+  const std::size_t heads = problem.heads_kv;
+  const std::size_t dim = problem.head_dim;
+  const std::size_t tokens = problem.total_k();
+  d.leak_dk_norm = problem.layout == Layout::thd ? Fp64Tensor({heads, tokens})
+                                                 : Fp64Tensor({problem.batch, heads, problem.seqlen_k});
+  double all_leak2 = 0;
+  double all_dk2 = 0;
+  const auto share = [](double leak2, double dk2) { return dk2 > 0 ? std::sqrt(leak2 / dk2) : kNan; };
+  for (std::size_t h = 0; h < heads; ++h) {
+    double leak2 = 0;
+    double dk2 = 0;
+    for (std::size_t t = 0; t < tokens; ++t) {
+      double squares = 0;
+      for (std::size_t x = 0; x < dim; ++x) {
+        const std::size_t at = (t * heads + h) * dim + x;
+        squares += leak.data[at] * leak.data[at];
+        if (!d.with_truth) dk2 += d.emulated.uncast.dk.data[at] * d.emulated.uncast.dk.data[at];
+      }
+      leak2 += squares;
+      const std::size_t key =
+          problem.layout == Layout::thd
+              ? h * tokens + t
+              : (t / problem.seqlen_k * heads + h) * problem.seqlen_k + t % problem.seqlen_k;
+      d.leak_dk_norm.data[key] = std::sqrt(squares);
+    }
+    if (d.with_truth) dk2 = d.errors[2].by_head[h].before_cast.truth2;
+    d.leak_dk_by_head.push_back(share(leak2, dk2));
+    all_leak2 += leak2;
+    all_dk2 += dk2;
+  }
+  d.leak_dk = share(all_leak2, all_dk2);
+}
+
 /// The truth of all rows, a KV head and its query heads at a time, so that no more than that is held at once.
 void add_whole_truth(const Capture& capture, const Backend& reference, const DiagnoseOptions& options,
                      const Result& emulated, ErrorsAgainstTruth& errors) {
@@ -208,6 +245,7 @@ Diagnosis diagnose(const Capture& capture, const DiagnoseOptions& options) {
     d.dq_error_norm = Fp64Tensor(problem.row_shape(), kNan);
   }
 
+  summarize_dk(problem, d);
   d.whole = summarize_rows(problem, d, -1);
   for (std::size_t h = 0; h < problem.heads_q; ++h) {
     d.by_head.push_back(summarize_rows(problem, d, static_cast<int>(h)));

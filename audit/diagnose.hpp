@@ -52,6 +52,10 @@ struct Diagnosis {
   double largest_lse_error = 0;
   Fp64Tensor dq_norm;  ///< per row: of the true dQ, without truth of the emulated one before its last cast
   Fp64Tensor dq_error_norm;  ///< per row, with truth
+  double leak_dk = 0;  ///< Frobenius norm of what the row sums put into dK over that of the true dK, without
+                       ///< truth of the emulated one; NaN where that is 0 or the truth is of chosen rows
+  std::vector<double> leak_dk_by_head;  ///< KV heads
+  Fp64Tensor leak_dk_norm;              ///< per key: [B,Hkv,Sk], THD [Hkv,total_k]
   RowSummary whole;
   std::vector<RowSummary> by_head;      ///< query heads, over all sequences
   std::vector<RowId> chosen;            ///< rows that were asked for; empty: all

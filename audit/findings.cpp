@@ -101,6 +101,14 @@ void write_findings(CaptureWriter& writer, const std::string& group, const Probl
     return;
   }
   const std::vector<std::string> axes = row_axes(problem);
+  std::vector<std::string> key_axes = axes;
+  key_axes.back() = problem.layout == Layout::thd ? "key_token" : "key";
+  key_axes[key_axes.size() - 2] = "kv_head";
+  writer.write_finding(
+      group, "leak_dk", diagnosis.leak_dk_norm, "gradient of a key",
+      "norm of softmax_scale * sum_i R_i P'_ij / (sum_j P'_ij) Q_i: what the row sums put into dK, by key",
+      key_axes);
+  summary["leak_dk"] = diagnosis.leak_dk;
   const char* of = diagnosis.with_truth ? "the true dQ" : "the emulated dQ before its last cast";
   writer.write_finding(group, "dq_norm", diagnosis.dq_norm, "gradient of a query",
                        std::string("norm of ") + of, axes);

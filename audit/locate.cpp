@@ -48,7 +48,7 @@ float row_max_residue(float m, float scale_log2) {
 }
 
 RowLocator::RowLocator(const Problem& problem, const Options& options)
-    : problem_(problem), options_(options) {
+    : problem_(problem), options_(options), leak_dk_locks_(problem.batch * problem.heads_kv) {
   const std::vector<std::size_t> shape = problem.row_shape();
   const float no_key = -std::numeric_limits<float>::infinity();
   const float undefined = arith::from_bits(arith::kQuietNan);
@@ -63,6 +63,7 @@ RowLocator::RowLocator(const Problem& problem, const Options& options)
                         &f.beta, &f.leak, &f.leak_mean_key, &f.uncancelled}) {
     *t = Fp64Tensor(shape, kNan);
   }
+  if (!problem.dout.empty()) f.leak_dk = Fp64Tensor(problem.k_shape(), 0.0);
   for (std::size_t b = 0; b < problem.batch; ++b) {
     for (std::size_t h = 0; h < problem.heads_kv; ++h) key_sums_.push_back(sum_keys(b, h));
   }
@@ -180,6 +181,9 @@ void RowLocator::backward_rows(const kernels::BackwardRows& rows) {
   std::vector<KeyRange> visible(count);
   std::vector<RowSums> sums(count);
   std::vector<double> consistent_d(count, 0.0);
+  std::vector<double> drift(count, 0.0);
+  std::vector<bool> usable(count, false);           // sees keys, and its sums are finite
+  std::vector<double> leaking_q(count * dim, 0.0);  // softmax_scale * R_i / sum_j P' * Q_i
   for (std::size_t r = 0; r < count; ++r) {
     const int i = rows.row_begin + static_cast<int>(r);
     visible[r] = visible_keys(problem_, i, static_cast<std::int64_t>(span.q_length),
@@ -205,12 +209,24 @@ void RowLocator::backward_rows(const kernels::BackwardRows& rows) {
       if (!softcap) s.beta.add(static_cast<double>(arith::fp32_from_bf16(rows.ds_bf16[j])) - ds);
     }
     consistent_d[r] = s.g.total() / s.p.total();
+    CompensatedSum after = s.before;
+    if (!softcap) after.add(s.beta.total());
+    drift[r] = after.total();
+    const double share = problem_.softmax_scale * drift[r] / s.p.total();
+    usable[r] = std::isfinite(share);
+    if (!usable[r]) continue;
+    const std::uint16_t* q = problem_.q.data.data() +
+                             (span.q_begin + static_cast<std::size_t>(i)) * problem_.q_stride() + head * dim;
+    for (std::size_t d_q = 0; d_q < dim; ++d_q) {
+      leaking_q[r * dim + d_q] = share * static_cast<double>(arith::fp32_from_bf16(q[d_q]));
+    }
   }
 
   // Keys weighted with P', and with |dS|, a chunk of keys at a time.
   std::vector<double> weighted(count * dim, 0.0);
   std::vector<double> magnitudes(count * dim, 0.0);
   std::vector<double> chunk(kStep * dim);
+  const std::lock_guard lock(leak_dk_locks_[sequence * problem_.heads_kv + kv_head]);
   std::int64_t begin = rows.keys;
   std::int64_t end = 0;
   for (const KeyRange& range : visible) {
@@ -228,12 +244,13 @@ void RowLocator::backward_rows(const kernels::BackwardRows& rows) {
       for (std::size_t d = 0; d < dim; ++d) row[d] = static_cast<double>(arith::fp32_from_bf16(k[d]));
     }
     for (std::size_t r = 0; r < count; ++r) {
-      if (visible[r].first >= visible[r].last) continue;
+      if (!usable[r]) continue;
       const Span keys = clip(visible[r], rows.key_begin, rows.keys);
       const std::int64_t from = std::max<std::int64_t>(first, keys.first);
       const std::int64_t to = std::min<std::int64_t>(last, keys.last);
       double* w = weighted.data() + r * dim;
       double* m = magnitudes.data() + r * dim;
+      const double* q = leaking_q.data() + r * dim;
       for (std::int64_t j = from; j < to; ++j) {
         const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(r) * rows.row_stride + j;
         double weight = static_cast<double>(rows.p[at]);
@@ -245,9 +262,12 @@ void RowLocator::backward_rows(const kernels::BackwardRows& rows) {
         if (weight == 0) continue;
         const double magnitude = std::abs(weight * (static_cast<double>(rows.dp[at]) - consistent_d[r]));
         const double* k = chunk.data() + static_cast<std::size_t>(j - first) * dim;
+        const std::size_t token = span.k_begin + static_cast<std::size_t>(rows.key_begin + j);
+        double* dk = f.leak_dk.data.data() + token * problem_.k_stride() + kv_head * dim;
         for (std::size_t d = 0; d < dim; ++d) {
           w[d] += weight * k[d];
           m[d] += magnitude * std::abs(k[d]);
+          dk[d] += weight * q[d];
         }
       }
     }
@@ -267,16 +287,14 @@ void RowLocator::backward_rows(const kernels::BackwardRows& rows) {
     f.d_p_excess.data[index] = d * s.p.minus(1);
     f.eta.data[index] = s.eta.total();
     if (!softcap) {
-      CompensatedSum after = s.before;
-      after.add(s.beta.total());
-      f.after_cast.data[index] = after.total();
+      f.after_cast.data[index] = drift[r];
       f.beta.data[index] = s.beta.total();
     }
-    const double drift = std::abs(softcap ? f.before_cast.data[index] : f.after_cast.data[index]);
     const double scale = problem_.softmax_scale;
-    f.leak.data[index] = scale * drift * norm(weighted.data() + r * dim, dim) / s.p.total();
-    f.leak_mean_key.data[index] = scale * drift * mean_key_norm(sequence, kv_head, visible[r]);
-    f.uncancelled.data[index] = scale * norm(magnitudes.data() + r * dim, dim);
+    const double size = std::abs(drift[r]);
+    f.leak.data[index] = scale * size * norm(weighted.data() + r * dim, dim) / s.p.total();
+    f.leak_mean_key.data[index] = scale * size * mean_key_norm(sequence, kv_head, visible[r]);
+    if (usable[r]) f.uncancelled.data[index] = scale * norm(magnitudes.data() + r * dim, dim);
   }
 }
 

@@ -35,6 +35,9 @@ struct RowFindings {
   Fp64Tensor beta;           ///< rounding of dS to BF16
   Fp64Tensor leak;           ///< norm of softmax_scale * R * key, key averaged with the row's P'
   Fp64Tensor leak_mean_key;  ///< the same with the mean of the row's visible keys
+  /// Not by row: vectors in the shape of dk, softmax_scale * sum_i R_i (P'_ij / sum_j P'_ij) Q_i over the
+  /// query heads of a group: what the row sums put into dK. Rows whose R is not finite are left out.
+  Fp64Tensor leak_dk;
   Fp64Tensor uncancelled;  ///< norm of softmax_scale * sum_j |dS| |K_j|, dS from a D that is consistent with
                            ///< P' and dP
 };
@@ -69,7 +72,8 @@ class RowLocator final : public kernels::Observer {
   const Problem& problem_;
   Options options_;
   RowFindings findings_;
-  std::vector<KeySums> key_sums_;  ///< [sequence * heads_kv + kv_head]
+  std::vector<KeySums> key_sums_;          ///< [sequence * heads_kv + kv_head]
+  std::vector<std::mutex> leak_dk_locks_;  ///< [sequence * heads_kv + kv_head]
   std::once_flag block_residues_allocated_, scale_known_;
 };
 

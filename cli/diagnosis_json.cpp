@@ -88,6 +88,12 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
   json["against_recorded"] = d.against_recorded ? comparison_json(*d.against_recorded) : Json(nullptr);
   json["scale_log2"] = static_cast<double>(d.rows.scale_log2);
   json.update(summary_json(problem, d, d.whole));
+  if (d.with_backward) {
+    json["leak"]["into_dk"] = json_number(d.leak_dk);
+    Json heads = Json::array();
+    for (const double share : d.leak_dk_by_head) heads.push_back(json_number(share));
+    json["leak"]["into_dk_by_kv_head"] = heads;
+  }
   json["reference"] = d.with_truth ? Json(d.reference) : Json(nullptr);
   if (!d.errors.empty()) {
     Json errors;

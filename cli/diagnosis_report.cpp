@@ -150,12 +150,14 @@ std::string drift_text(const Capture& capture, const Diagnosis& d) {
 
 std::string leak_text(const Diagnosis& d) {
   const RowSummary& s = d.whole;
-  std::string text = fmt::format("\nLEAK INTO dQ   |softmax_scale * sum * key| over |dQ| ({})\n",
-                                 d.with_truth ? "of the truth" : "emulated, no reference asked for");
+  std::string text =
+      fmt::format("\nLEAK   what the sums put into dQ, |softmax_scale * sum * key|, over |dQ| ({})\n",
+                  d.with_truth ? "of the truth" : "emulated, no reference asked for");
   Table table;
   table.column("", true).column("").column("", true);
   table.row({"key averaged with P'", figure(s.leak), ""});
   table.row({"plain mean key", figure(s.leak_mean_key), "under-reports where P' is uneven"});
+  table.row({"into dK", figure(d.leak_dk), "|softmax_scale * sum_i (sum * P' * query)| over |dK|"});
   table.row(
       {"condition", figure(s.condition), "|softmax_scale * |dS| * |K|| over |dQ|: how much cancels in dQ"});
   text += table.text();

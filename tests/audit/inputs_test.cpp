@@ -80,7 +80,11 @@ TEST(Inputs, SpecialValuesAreCountedPlacedAndFollowed) {
   }
   // Rows whose sums are not finite are left out of the root mean squares, and said so.
   EXPECT_GT(d.whole.before_cast.not_finite, 0U);
-  EXPECT_TRUE(std::isfinite(d.whole.before_cast.rms));
+  EXPECT_EQ(d.whole.before_cast.rows + d.whole.before_cast.not_finite, 200U);
+  EXPECT_GT(d.whole.residue.rows, 0U);
+  EXPECT_TRUE(std::isfinite(d.whole.residue.rms));
+  // Nor do they spoil what the finite rows put into dK.
+  for (const double x : d.leak_dk_norm.data) ASSERT_TRUE(std::isfinite(x));
 }
 
 }  // namespace

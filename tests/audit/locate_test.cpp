@@ -95,6 +95,7 @@ void expect_definitions(const Capture& capture) {
   const float c = f.scale_log2;
   const bool softcap = p.softcap > 0;
   std::size_t looked_at = 0;
+  std::vector<double> leak_dk(p.k.size(), 0.0);
   audit::for_each_row_with_keys(p, [&](std::size_t b, std::size_t h, std::size_t i, std::size_t index) {
     SCOPED_TRACE(std::to_string(b) + " " + std::to_string(h) + " " + std::to_string(i));
     ASSERT_TRUE(matrices.rows_.contains(index));
@@ -158,8 +159,12 @@ void expect_definitions(const Capture& capture) {
       const double t = static_cast<double>(row.scores[j]);
       const double weight = static_cast<double>(row.p[j]) * (softcap ? 1 - t * t : 1);
       for (std::size_t x = 0; x < p.head_dim; ++x) {
-        const double k = static_cast<double>(
-            arith::fp32_from_bf16(p.k.data[token * p.k_stride() + h / p.group() * p.head_dim + x]));
+        const std::size_t at = token * p.k_stride() + h / p.group() * p.head_dim + x;
+        const double k = static_cast<double>(arith::fp32_from_bf16(p.k.data[at]));
+        const double q = static_cast<double>(
+            arith::fp32_from_bf16(p.q.data[(span.q_begin + i) * p.q_stride() + h * p.head_dim + x]));
+        const double r = softcap ? f.before_cast.data[index] : f.after_cast.data[index];
+        leak_dk[at] += p.softmax_scale * r / static_cast<double>(sp) * weight * q;
         weighted[x] += weight * k;
         mean[x] += k;
       }
@@ -177,6 +182,11 @@ void expect_definitions(const Capture& capture) {
     EXPECT_NEAR(f.leak_mean_key.data[index], mean_leak, 1e-12 * mean_leak);
   });
   EXPECT_GT(looked_at, 0U);
+  double largest = 0;
+  for (const double x : leak_dk) largest = std::max(largest, std::abs(x));
+  EXPECT_GT(largest, 0);
+  for (std::size_t at = 0; at < leak_dk.size(); ++at)
+    ASSERT_NEAR(f.leak_dk.data[at], leak_dk[at], 1e-11 * largest);
   // Rows that see nothing have no figures.
   std::size_t without = 0;
   for (std::size_t i = 0; i < f.row_max.size(); ++i) without += std::isinf(f.row_max.data[i]) ? 1 : 0;

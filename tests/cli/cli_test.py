@@ -374,7 +374,7 @@ class Commands(Case):
         self.assertGreater(one["leak"]["p_weighted_key"], 0.1)
         self.assertGreater(one["errors"]["dq"]["before_cast"], 0.1)
         text = self.good("diagnose", path)
-        for part in ("VERDICT", "ROW MAX", "SCORE-GRADIENT SUM", "LEAK INTO dQ", "ERRORS", "WORST ROWS", "WHAT IT MEANS",
+        for part in ("VERDICT", "ROW MAX", "SCORE-GRADIENT SUM", "LEAK", "ERRORS", "WORST ROWS", "WHAT IT MEANS",
                      "192 of 192"):
             self.assertIn(part, text)
 
@@ -565,6 +565,8 @@ class Findings(Case):
                 self.assertTrue(findings[name].attrs["description"], name)
                 self.assertEqual([d.label for d in findings[name].dims], ["batch", "head", "query"], name)
                 self.assertTrue(all(len(d) == 1 for d in findings[name].dims), name)
+            self.assertEqual(findings["leak_dk"].shape, (1, 2, 128))
+            self.assertEqual([d.label for d in findings["leak_dk"].dims], ["batch", "kv_head", "key"])
             blocks = findings["row_max_residue_blocks"]
             self.assertEqual(blocks.shape, rows + (1,))
             self.assertEqual(findings.attrs["recorded_elements_differing"], 0)
