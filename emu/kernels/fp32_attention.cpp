@@ -4,7 +4,6 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -17,9 +16,8 @@ namespace bitattn::kernels {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr int kRowBlock = 64;
+constexpr int kRowBlock = 192;  // queries whose part of dK and dV is summed on its own
 constexpr int kKeyBlock = 64;
-constexpr int kLanes = 16;
 
 std::size_t index(std::ptrdiff_t i) {
   return static_cast<std::size_t>(i);
@@ -37,18 +35,35 @@ std::vector<float> widen(const std::uint16_t* tensor, int token, int tokens, int
   return out;
 }
 
-/// Dot product over 16 partial sums, lane l taking columns l, l + 16, …; the lanes meet pairwise.
+/// The same tensor as [column][token], so that one query meets many keys at once while each sum runs over the
+/// columns in order.
+std::vector<float> transposed(const std::vector<float>& rows, int columns) {
+  const std::size_t tokens = rows.size() / index(columns);
+  std::vector<float> out(rows.size());
+  for (std::size_t t = 0; t < tokens; ++t) {
+    for (std::size_t d = 0; d < index(columns); ++d) out[d * tokens + t] = rows[t * index(columns) + d];
+  }
+  return out;
+}
+
+/// out[j] = dot product of `row` with token j, for j in [first, last); columns in ascending order.
+void dots(const float* row, const std::vector<float>& by_column, int tokens, int columns, int first, int last,
+          float* out) {
+  for (int begin = first; begin < last; begin += kKeyBlock) {
+    const int end = std::min(last, begin + kKeyBlock);
+    std::fill(out + begin, out + end, 0.0F);
+    for (int d = 0; d < columns; ++d) {
+      const float* column = by_column.data() + static_cast<std::ptrdiff_t>(d) * tokens;
+      const float factor = row[d];
+      for (int j = begin; j < end; ++j) out[j] += factor * column[j];
+    }
+  }
+}
+
 float dot(const float* a, const float* b, int n) {
-  std::array<float, kLanes> lanes{};
-  int i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) lanes[index(l)] += a[i + l] * b[i + l];
-  }
-  for (int l = 0; i < n; ++i, ++l) lanes[index(l)] += a[i] * b[i];
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) lanes[index(l)] += lanes[index(l + half)];
-  }
-  return lanes[0];
+  float sum = 0;
+  for (int d = 0; d < n; ++d) sum += a[d] * b[d];
+  return sum;
 }
 
 void add_scaled(float* sum, const float* row, float factor, int n) {
@@ -87,14 +102,22 @@ class Fp32Schedule {
     std::vector<std::pair<int, int>> keys;
   };
 
+  /// One KV head's keys and values, by token and by column.
+  struct KeySide {
+    std::vector<float> k, v, k_by_column, v_by_column;
+  };
+
   void run_kv_head(int sequence_index, int kv_head) {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int sk = sequence.k_length;
-    const std::vector<float> k = widen(in_.k, sequence.k_begin, sk, call.heads_kv, kv_head, call.head_dim);
-    const std::vector<float> v = widen(in_.v, sequence.k_begin, sk, call.heads_kv, kv_head, call.head_dim_v);
-    std::vector<float> dk(k.size(), 0.0F);
-    std::vector<float> dv(v.size(), 0.0F);
+    KeySide keys;
+    keys.k = widen(in_.k, sequence.k_begin, sk, call.heads_kv, kv_head, call.head_dim);
+    keys.v = widen(in_.v, sequence.k_begin, sk, call.heads_kv, kv_head, call.head_dim_v);
+    keys.k_by_column = transposed(keys.k, call.head_dim);
+    keys.v_by_column = transposed(keys.v, call.head_dim_v);
+    std::vector<float> dk(keys.k.size(), 0.0F);
+    std::vector<float> dv(keys.v.size(), 0.0F);
     const bool with_backward = in_.dout != nullptr;
     RowBlock block;
     block.p.resize(index(kRowBlock) * index(sk));
@@ -110,7 +133,7 @@ class Fp32Schedule {
       for (block.first = 0; block.first < sq; block.first += kRowBlock) {
         block.rows = std::min(kRowBlock, sq - block.first);
         tbb::parallel_for(0, block.rows,
-                          [&](int r) { run_row(sequence_index, head, block, r, q, k, v, dout); });
+                          [&](int r) { run_row(sequence_index, head, block, r, q, keys, dout); });
         if (with_backward) {
           tbb::parallel_for(0, (sk + kKeyBlock - 1) / kKeyBlock, [&](int n) {
             add_key_gradients(block, n * kKeyBlock, std::min(sk, (n + 1) * kKeyBlock), q, dout, dk, dv, sk);
@@ -128,8 +151,7 @@ class Fp32Schedule {
 
   /// One query row: scores, softmax, O and LSE; then P, dS and dQ.
   void run_row(int sequence_index, int head, RowBlock& block, int r, const std::vector<float>& q,
-               const std::vector<float>& k, const std::vector<float>& v,
-               const std::vector<float>& dout) const {
+               const KeySide& keys, const std::vector<float>& dout) const {
     const profile::Call& call = in_.call;
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int dim = call.head_dim;
@@ -143,16 +165,14 @@ class Fp32Schedule {
 
     std::vector<float> capped;  // tanh of the softcap, for its derivative
     if (cap_ != 0) capped.assign(index(sk), 0.0F);
+    dots(q.data() + static_cast<std::ptrdiff_t>(query) * dim, keys.k_by_column, sk, dim, first, last, p);
     float m = kMinusInfinity;
     for (int j = first; j < last; ++j) {
-      float s = dot(q.data() + static_cast<std::ptrdiff_t>(query) * dim,
-                    k.data() + static_cast<std::ptrdiff_t>(j) * dim, dim);
       if (cap_ != 0) {
-        capped[index(j)] = static_cast<float>(std::tanh(static_cast<double>(s * (scale_ / cap_))));
-        s = capped[index(j)];
+        capped[index(j)] = static_cast<float>(std::tanh(static_cast<double>(p[j] * (scale_ / cap_))));
+        p[j] = capped[index(j)];
       }
-      p[j] = s;
-      m = std::fmax(m, s);
+      m = std::fmax(m, p[j]);
     }
     const float factor = cap_ != 0 ? cap_ : scale_;
     float total = 0;
@@ -161,9 +181,9 @@ class Fp32Schedule {
       total += p[j];
     }
     std::vector<float> o(index(dim_v), 0.0F);
-    for (int j = first; j < last; ++j) {
+    for (int j = last - 1; j >= first; --j) {
       p[j] = p[j] / total;
-      add_scaled(o.data(), v.data() + static_cast<std::ptrdiff_t>(j) * dim_v, p[j], dim_v);
+      add_scaled(o.data(), keys.v.data() + static_cast<std::ptrdiff_t>(j) * dim_v, p[j], dim_v);
     }
     const std::ptrdiff_t row =
         forward_.rows[index(sequence_index) * index(call.heads_q) + index(head)] + query;
@@ -175,30 +195,37 @@ class Fp32Schedule {
     const float* g = dout.data() + static_cast<std::ptrdiff_t>(query) * dim_v;
     const float d = dot(g, o.data(), dim_v);
     std::vector<float> dq(index(dim), 0.0F);
+    dots(g, keys.v_by_column, sk, dim_v, first, last, ds);
     for (int j = first; j < last; ++j) {
-      ds[j] = p[j] * (dot(g, v.data() + static_cast<std::ptrdiff_t>(j) * dim_v, dim_v) - d);
+      ds[j] = p[j] * (ds[j] - d);
       if (cap_ != 0) ds[j] *= 1.0F - capped[index(j)] * capped[index(j)];
-      add_scaled(dq.data(), k.data() + static_cast<std::ptrdiff_t>(j) * dim, ds[j], dim);
+      add_scaled(dq.data(), keys.k.data() + static_cast<std::ptrdiff_t>(j) * dim, ds[j], dim);
     }
     for (float& x : dq) x *= scale_;
     store(dq, backward_.dq, backward_.dq_uncast, sequence.q_begin + query, 1, call.heads_q, head, dim);
   }
 
+  /// dK and dV of some keys gain what the block's queries give them, summed over the block first.
   void add_key_gradients(const RowBlock& block, int key_begin, int key_end, const std::vector<float>& q,
                          const std::vector<float>& dout, std::vector<float>& dk, std::vector<float>& dv,
                          int sk) const {
     const int dim = in_.call.head_dim;
     const int dim_v = in_.call.head_dim_v;
-    for (int r = 0; r < block.rows; ++r) {
-      const std::ptrdiff_t query = block.first + r;
-      const auto [first, last] = block.keys[index(r)];
-      for (int j = std::max(first, key_begin); j < std::min(last, key_end); ++j) {
+    std::vector<float> part_k(index(dim));
+    std::vector<float> part_v(index(dim_v));
+    for (int j = key_begin; j < key_end; ++j) {
+      std::fill(part_k.begin(), part_k.end(), 0.0F);
+      std::fill(part_v.begin(), part_v.end(), 0.0F);
+      for (int r = 0; r < block.rows; ++r) {
+        const auto [first, last] = block.keys[index(r)];
+        if (j < first || j >= last) continue;
+        const std::ptrdiff_t query = block.first + r;
         const std::size_t pair = index(r) * index(sk) + index(j);
-        add_scaled(dv.data() + static_cast<std::ptrdiff_t>(j) * dim_v, dout.data() + query * dim_v,
-                   block.p[pair], dim_v);
-        add_scaled(dk.data() + static_cast<std::ptrdiff_t>(j) * dim, q.data() + query * dim, block.ds[pair],
-                   dim);
+        add_scaled(part_v.data(), dout.data() + query * dim_v, block.p[pair], dim_v);
+        add_scaled(part_k.data(), q.data() + query * dim, block.ds[pair], dim);
       }
+      for (int d = 0; d < dim; ++d) dk[index(j) * index(dim) + index(d)] += part_k[index(d)];
+      for (int d = 0; d < dim_v; ++d) dv[index(j) * index(dim_v) + index(d)] += part_v[index(d)];
     }
   }
 

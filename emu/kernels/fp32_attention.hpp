@@ -1,7 +1,9 @@
 #pragma once
 // Attention in plain fp32: what a kernel without a narrow cast would give. Every product, sum and exponential
 // in fp32 (IEEE, subnormals kept), the row max subtracted before scaling, nothing rounded to BF16 before the
-// last cast. The order of sums is ours: 16 partial sums over the head dim, keys and queries ascending.
+// last cast. The order of
+// sums is ours: dot products over head dims, the row sum and dQ over keys ascending; O over keys descending,
+// as the kernels walk them; dK and dV over queries ascending, in blocks of 192.
 
 #include <utility>
 
