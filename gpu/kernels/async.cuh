@@ -81,8 +81,9 @@ __device__ __forceinline__ void give_registers() {
 __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-__device__ __forceinline__ void fence_async_all() {
-  asm volatile("fence.proxy.async;" ::: "memory");
+/// The same for memory of the device.
+__device__ __forceinline__ void fence_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 /// A box of a (column, token, head, batch) tensor to shared memory; what lies outside the tensor reads as
@@ -139,13 +140,17 @@ __device__ __forceinline__ void copies_wait() {
 
 // ---- turns among blocks of threads (global memory) ----
 
-__device__ __forceinline__ int load_acquire(const int* p) {
+/// Waits until *p is `value`; what was done before it became so is then visible here.
+__device__ __forceinline__ void wait_for_turn(const int* p, int value) {
   int v;
-  asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
+  do {  // relaxed: an acquiring load empties the L1 cache each time
+    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  } while (v != value);
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
-__device__ __forceinline__ void add_release(int* p, int v) {
-  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+/// Counts *p up by one after all that was done before.
+__device__ __forceinline__ void pass_turn(int* p) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(p) : "memory");
 }
 
 }  // namespace bitattn::gpu

@@ -191,9 +191,8 @@ __device__ __forceinline__ void backward_add_dq(const BackwardParams& p, const B
       position = visiting_key_blocks<Tile>(m, p.seqlen_q, p.seqlen_k, p.blocks_n) - 1 - work.block_n;
     }
     if (leader) {
-      while (load_acquire(turn + m) != position) {
-      }
-      fence_async_all();
+      wait_for_turn(turn + m, position);
+      fence_async_global();
     }
     float* tile = dq + static_cast<std::int64_t>(m) * (Tile::kBlockM * Tile::kHeadDim);
 #pragma unroll
@@ -214,8 +213,8 @@ __device__ __forceinline__ void backward_add_dq(const BackwardParams& p, const B
     all_empty(stage);
     if (leader) {
       copies_wait();  // performed, not only read: the next key block's addition must come after
-      fence_async_all();
-      add_release(turn + m, 1);
+      fence_async_global();
+      pass_turn(turn + m);
     }
     __syncwarp();
     if constexpr (Tile::kDqStages == 2) stage ^= 1;
