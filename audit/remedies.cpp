@@ -27,6 +27,9 @@ constexpr double kForwardShare = 0.7;
 constexpr double kBackwardShare = 0.6;
 constexpr double kForwardProducts = 2;
 constexpr double kBackwardProducts = 5;
+// Bytes that the unmodified kernels read and write for every element of a token: q, k, v, O forward; q, k, v,
+// dO, O, dQ, dK, dV and the fp32 accumulator of dQ backward.
+constexpr double kOwnBytes = 40;
 
 double visible_pairs(const Problem& problem) {
   double pairs = 0;
@@ -167,15 +170,17 @@ CostOfRemedies cost_of(const Problem& problem, const RemedySet& remedies) {
     low += c.measured_low;
     high += c.measured_high;
   }
+  if (cost.pairs == 0) return cost;
   // Cycles of one multiprocessor for a pair.
   const double unmodified =
-      dim / kProducts * (kForwardProducts / kForwardShare + kBackwardProducts / kBackwardShare);
+      dim / kProducts * (kForwardProducts / kForwardShare + kBackwardProducts / kBackwardShare) +
+      kOwnBytes * dim * rows / kBytes / cost.pairs;
   const double added_products =
       dim / kProducts *
       (forward_products / kForwardShare + (cost.products - forward_products) / kBackwardShare);
   const double added_operations =
       (cost.forward_ops + cost.backward_ops + cost.fp32_products * dim) / kOperations;
-  const double added_bytes = cost.pairs > 0 ? cost.bytes / kBytes / cost.pairs : 0;
+  const double added_bytes = cost.bytes / kBytes / cost.pairs;
   cost.estimate = (added_products + added_operations + added_bytes) / unmodified;
   if (measured) {
     cost.measured_low = low;

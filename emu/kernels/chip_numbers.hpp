@@ -26,7 +26,8 @@ class ChipNumbers {
         rule_(tensor_core_rule(profile.arithmetic)),
         order_(profile.forward),
         scalars_(profile::flash3_scalars(call)),
-        row_(profile, engine_.name()) {}
+        row_(profile, engine_.name()),
+        add_scaled_(profile.arithmetic, engine_.name()) {}
 
   float scale_log2() const { return scalars_.scale_log2; }
   bool softcapped() const { return scalars_.softcap_scale != 0; }
@@ -118,8 +119,9 @@ class ChipNumbers {
   Value rcp(Site /*site*/, Value x) const { return row_.ops.rcp(x); }
   /// sum_j := fma(factor, x_j, sum_j)
   void add_scaled(Site /*site*/, Value factor, const Value* x, Value* sum, int n) const {
-    remedies::add_scaled(row_.ops, factor, x, sum, n);
+    add_scaled_(factor, x, sum, n);
   }
+  void scale(Site /*site*/, Value* x, int n, Value factor) const { row_.scale(x, n, factor); }
   Word cast(Site /*site*/, Value x) const { return arith::bf16_from_fp32(x); }
   static Value value(Word word) { return arith::fp32_from_bf16(word); }
   /// The BF16 number nearest to an output, as D reads it.
@@ -131,6 +133,7 @@ class ChipNumbers {
   profile::Forward order_;
   profile::Scalars scalars_;
   VectorRowOps row_;
+  remedies::AddScaled add_scaled_;
 };
 
 }  // namespace bitattn::kernels

@@ -84,6 +84,7 @@ class SiteNumbers {
   double lg2(Site site, double x) const;
   double rcp(Site site, double x) const;
   void add_scaled(Site site, double factor, const double* x, double* sum, int n) const;
+  void scale(Site site, double* x, int n, double factor) const { scale(site, x, x, n, factor); }
   Word cast(Site site, double x) const;
   static double value(Word word) { return word; }
   static double output_read_by_dpsum(double y);

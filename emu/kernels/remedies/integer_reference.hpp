@@ -38,9 +38,8 @@ Value integer_log_sum_exp(const Numbers& numbers, Value reference, Value total) 
 template <class Numbers, class Value>
 void integer_reference_backward(const Numbers& numbers, const Value* s, Value* p, int n,
                                 const SplitStatistic<Value>& row) {
-  using profile::Site;
   numbers.backward_exponentials(s, p, n, row.reference);
-  for (int j = 0; j < n; ++j) p[j] = numbers.mul(Site::p_backward, p[j], row.inverse);
+  numbers.scale(profile::Site::p_backward, p, n, row.inverse);
 }
 
 }  // namespace bitattn::kernels::remedies

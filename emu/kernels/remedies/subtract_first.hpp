@@ -12,12 +12,8 @@ namespace bitattn::kernels::remedies {
 /// Forward: p_j = ex2((x_j - m) * c), two roundings.
 template <class Numbers, class Value>
 void subtract_first(const Numbers& numbers, const Value* x, Value* p, int n, Value m) {
-  using profile::Site;
-  const auto c = static_cast<Value>(numbers.scale_log2());
-  for (int j = 0; j < n; ++j) {
-    const Value difference = numbers.sub(Site::score_scale, x[j], m);
-    p[j] = numbers.ex2(Site::exp2, numbers.mul(Site::score_scale, difference, c));
-  }
+  for (int j = 0; j < n; ++j) p[j] = numbers.sub(profile::Site::score_scale, x[j], m);
+  numbers.forward_exponentials(p, p, n, Value{0});  // fma(p, c, -0) is the rounded product
 }
 
 /// What the backward needs of a row's forward: the number subtracted from its scores, and 1/L.
@@ -39,13 +35,9 @@ SplitStatistic<Value> split_statistic(const Numbers& numbers, Value reference, V
 template <class Numbers, class Value>
 void subtract_first_backward(const Numbers& numbers, const Value* s, Value* p, int n,
                              const SplitStatistic<Value>& row) {
-  using profile::Site;
-  const auto c = static_cast<Value>(numbers.scale_log2());
-  for (int j = 0; j < n; ++j) {
-    const Value argument =
-        numbers.mul(Site::p_backward, numbers.sub(Site::p_backward, s[j], row.reference), c);
-    p[j] = numbers.mul(Site::p_backward, numbers.ex2(Site::p_backward, argument), row.inverse);
-  }
+  for (int j = 0; j < n; ++j) p[j] = numbers.sub(profile::Site::p_backward, s[j], row.reference);
+  numbers.backward_exponentials(p, p, n, Value{0});
+  numbers.scale(profile::Site::p_backward, p, n, row.inverse);
 }
 
 }  // namespace bitattn::kernels::remedies
