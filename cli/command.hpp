@@ -23,6 +23,7 @@ using Action = std::function<int()>;
 void add_common_options(CLI::App& command, CommonOptions& common);
 
 void add_backends(CLI::App& app, CommonOptions& common, Action& action);
+void add_bench(CLI::App& app, CommonOptions& common, Action& action);
 void add_compare(CLI::App& app, CommonOptions& common, Action& action);
 void add_diagnose(CLI::App& app, CommonOptions& common, Action& action);
 void add_generate(CLI::App& app, CommonOptions& common, Action& action);

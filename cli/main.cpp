@@ -61,6 +61,7 @@ int run(int argc, char** argv) {
   add_diagnose(app, common, action);
   add_remedies(app, common, action);
   add_backends(app, common, action);
+  add_bench(app, common, action);
   add_probe(app, common, action);
   try {
     app.parse(argc, argv);
