@@ -125,10 +125,11 @@ class Run {
     const std::vector<std::size_t> q_accum{problem_.batch, problem_.heads_q, padded_q, problem_.head_dim};
     const std::vector<std::size_t> k_accum{problem_.batch, problem_.heads_kv, padded_k, problem_.head_dim};
     const Intermediates& recorded = capture_.recorded.intermediates;
-    const bool runs = problem_.total_q() > 0 && problem_.total_k() > 0;
-    const bool want_dq = runs && (options_.want_accumulators || !recorded.dq_accum.empty());
+    // Without keys the library's host code fills in zeros and runs no kernel: nothing is left in between.
+    const bool leaves = problem_.total_k() > 0;
+    const bool want_dq = leaves && (options_.want_accumulators || !recorded.dq_accum.empty());
     const bool want_dkv =
-        runs && problem_.group() > 1 &&
+        leaves && problem_.group() > 1 &&
         (options_.want_accumulators || !recorded.dk_accum.empty() || !recorded.dv_accum.empty());
 
     dout_.upload(problem_.dout.data, "dout");
@@ -145,14 +146,17 @@ class Run {
     Floats dv_accum;
     const std::size_t row_count = problem_.batch * problem_.heads_q * padded_q;
     const std::size_t key_count = problem_.batch * problem_.heads_kv * padded_k;
-    if (runs) {
+    if (leaves) {
       poisoned(dpsum, row_count, "dpsum");
       poisoned(lse_log2, row_count, "lse_log2");
     }
     if (want_dq) poisoned(dq_accum, row_count * problem_.head_dim, "dq_accum");
-    if (want_dkv) {
-      poisoned(dk_accum, key_count * problem_.head_dim, "dk_accum");
-      poisoned(dv_accum, key_count * problem_.head_dim, "dv_accum");
+    if (want_dkv) {  // the library's host code clears these; without queries no kernel adds to them
+      const int byte = problem_.total_q() > 0 ? 0xff : 0;
+      dk_accum.allocate(key_count * problem_.head_dim, "dk_accum");
+      dv_accum.allocate(key_count * problem_.head_dim, "dv_accum");
+      dk_accum.fill_bytes(byte, "dk_accum");
+      dv_accum.fill_bytes(byte, "dv_accum");
     }
     gpu::Buffer<unsigned char> workspace;
     poisoned(workspace, bitattn_kernels_backward_workspace(&call_), "the backward's workspace");
@@ -166,7 +170,7 @@ class Run {
     result.dq = fetch(dq, problem_.q_shape(), "dq");
     result.dk = fetch(dk, problem_.k_shape(), "dk");
     result.dv = fetch(dv, problem_.v_shape(), "dv");
-    if (runs) {
+    if (leaves) {
       result.intermediates.dpsum = fetch(dpsum, rows, "dpsum");
       result.intermediates.lse_log2 = fetch(lse_log2, rows, "lse_log2");
     }

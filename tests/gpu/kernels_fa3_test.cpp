@@ -11,6 +11,7 @@
 #include "backends/gpu_kernels.hpp"
 #include "datasets/error.hpp"
 #include "datasets/regime.hpp"
+#include "gpu/common/buffer.hpp"
 #include "gpu/kernels/bitattn_kernels.h"
 #include "tests/backends/goldens.hpp"
 
@@ -171,6 +172,104 @@ TEST_P(Grid, TheSameBitsInEveryRun) {
       generated("normal", {2, 8, 4, 1500, 1500}, static_cast<std::size_t>(head_dim), causal, 10);
   const Result first = gpu_kernels_backend()->run(capture, everything());
   for (int i = 0; i < 9; ++i) expect_same(first, gpu_kernels_backend()->run(capture, everything()));
+}
+
+TEST_P(Grid, WithoutQueriesOrKeys) {
+  SKIP_WITHOUT_HOPPER();
+  const auto [head_dim, causal] = GetParam();
+  for (const auto& [seqlen_q, seqlen_k] : {std::pair<std::size_t, std::size_t>{5, 0}, {0, 5}}) {
+    Capture capture = generated("normal", {1, 4, 2, 5, 5}, static_cast<std::size_t>(head_dim), causal, 12);
+    Problem& problem = capture.problem;
+    problem.seqlen_q = seqlen_q;
+    problem.seqlen_k = seqlen_k;
+    for (Bf16Tensor* tensor : {&problem.q, &problem.dout}) *tensor = Bf16Tensor(problem.q_shape(), 0x3f80);
+    for (Bf16Tensor* tensor : {&problem.k, &problem.v}) *tensor = Bf16Tensor(problem.k_shape(), 0x3f80);
+    expect_emulated_bits(capture);
+  }
+}
+
+/// The C interface over tensors that lie head by head (BHSD), each token with a gap behind it: the same bits
+/// as token by token.
+TEST_P(Grid, TheSameBitsInAnyLayout) {
+  SKIP_WITHOUT_HOPPER();
+  const auto [head_dim, causal] = GetParam();
+  const Capture capture =
+      generated("normal", {2, 4, 2, 200, 333}, static_cast<std::size_t>(head_dim), causal, 13);
+  const Problem& problem = capture.problem;
+  const Result expected = gpu_kernels_backend()->run(capture, {});
+  const std::size_t pitch = problem.head_dim + 8;
+
+  struct Spread {
+    gpu::Buffer<std::uint16_t> memory;
+    std::size_t tokens, heads;
+  };
+  const auto index = [&](const Spread& s, std::size_t b, std::size_t token, std::size_t h) {
+    return ((b * s.heads + h) * s.tokens + token) * pitch;
+  };
+  const auto spread = [&](const Bf16Tensor* from, std::size_t tokens, std::size_t heads) {
+    Spread s{{}, tokens, heads};
+    std::vector<std::uint16_t> words(problem.batch * tokens * heads * pitch, 0x7fff);
+    for (std::size_t i = 0; from != nullptr && i < from->size(); ++i) {
+      const std::size_t row = i / problem.head_dim;
+      words[index(s, row / heads / tokens, row / heads % tokens, row % heads) + i % problem.head_dim] =
+          from->data[i];
+    }
+    s.memory.upload(words, "test");
+    return s;
+  };
+  const auto view = [&](const Spread& s) {
+    const auto row = static_cast<std::int64_t>(pitch);
+    const auto head = static_cast<std::int64_t>(s.tokens) * row;
+    return BitattnTensor{s.memory.data(), static_cast<std::int64_t>(s.heads) * head, row, head};
+  };
+  const auto expect_spread = [&](const char* name, const Bf16Tensor& want, const Spread& s) {
+    const std::vector<std::uint16_t> words = s.memory.download(name);
+    std::size_t differing = 0;
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      const std::size_t row = i / problem.head_dim;
+      const std::size_t at = index(s, row / s.heads / s.tokens, row / s.heads % s.tokens, row % s.heads);
+      differing += words[at + i % problem.head_dim] != want.data[i] ? 1 : 0;
+      if (i % problem.head_dim == 0)
+        differing += words[at + problem.head_dim] != 0x7fff ? 1 : 0;  // the gap is untouched
+    }
+    EXPECT_EQ(differing, 0U) << name;
+  };
+
+  const Spread q = spread(&problem.q, problem.seqlen_q, problem.heads_q);
+  const Spread k = spread(&problem.k, problem.seqlen_k, problem.heads_kv);
+  const Spread v = spread(&problem.v, problem.seqlen_k, problem.heads_kv);
+  const Spread dout = spread(&problem.dout, problem.seqlen_q, problem.heads_q);
+  const Spread out = spread(nullptr, problem.seqlen_q, problem.heads_q);
+  const Spread dq = spread(nullptr, problem.seqlen_q, problem.heads_q);
+  const Spread dk = spread(nullptr, problem.seqlen_k, problem.heads_kv);
+  const Spread dv = spread(nullptr, problem.seqlen_k, problem.heads_kv);
+  gpu::Buffer<float> lse(expected.lse.size(), "lse");
+  BitattnCall call{};
+  call.batch = static_cast<std::int32_t>(problem.batch);
+  call.seqlen_q = static_cast<std::int32_t>(problem.seqlen_q);
+  call.seqlen_k = static_cast<std::int32_t>(problem.seqlen_k);
+  call.heads_q = static_cast<std::int32_t>(problem.heads_q);
+  call.heads_kv = static_cast<std::int32_t>(problem.heads_kv);
+  call.head_dim = head_dim;
+  call.softmax_scale = problem.softmax_scale;
+  call.causal = causal ? 1 : 0;
+  gpu::Buffer<unsigned char> workspace(bitattn_kernels_backward_workspace(&call), "workspace");
+  ASSERT_EQ(bitattn_kernels_forward(&call, view(q), view(k), view(v), view(out), lse.data(), nullptr),
+            BITATTN_KERNELS_OK)
+      << bitattn_kernels_message();
+  EXPECT_EQ(
+      bitattn_kernels_backward(&call, view(q), view(k), view(v), view(out), lse.data(), view(dout), view(dq),
+                               view(dk), view(dv), workspace.data(), workspace.size() - 1, nullptr, nullptr),
+      BITATTN_KERNELS_SMALL_WORKSPACE);
+  ASSERT_EQ(
+      bitattn_kernels_backward(&call, view(q), view(k), view(v), view(out), lse.data(), view(dout), view(dq),
+                               view(dk), view(dv), workspace.data(), workspace.size(), nullptr, nullptr),
+      BITATTN_KERNELS_OK)
+      << bitattn_kernels_message();
+  expect_spread("out", expected.out, out);
+  expect_spread("dq", expected.dq, dq);
+  expect_spread("dk", expected.dk, dk);
+  expect_spread("dv", expected.dv, dv);
 }
 
 INSTANTIATE_TEST_SUITE_P(KernelsFa3, Grid, ::testing::Combine(::testing::Values(128, 64), ::testing::Bool()),

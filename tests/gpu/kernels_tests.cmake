@@ -16,7 +16,7 @@ gtest_discover_tests(test_gpu_kernels_wgmma PROPERTIES LABELS gpu DISCOVERY_TIME
 
 bitattn_add_test(test_gpu_kernels_fa3
   SOURCES ${CMAKE_CURRENT_LIST_DIR}/kernels_fa3_test.cpp ${CMAKE_CURRENT_LIST_DIR}/../backends/goldens.cpp
-  LINK bitattn_backends bitattn_gpu_kernels
+  LINK bitattn_backends bitattn_gpu_kernels bitattn_gpu_common
   LABELS gpu)
 
 # The PTX of the kernels, for where no disassembler is installed.
