@@ -30,7 +30,6 @@ namespace {
 using simd::kStep;
 using simd::Layout;
 using simd::LineFacts;
-using simd::Special;
 
 /// What one instruction set brings: a panel's width and three loops.
 struct Target {
@@ -68,9 +67,10 @@ class SimdEngine final : public Engine {
       out.tame = out.tame && facts(out, layout)[line].special == simd::kFinite;
     out.words.clear();
     if (out.tame) return;
-    out.words.reserve(static_cast<std::size_t>(out.rows) * static_cast<std::size_t>(out.k));
+    out.words.resize(static_cast<std::size_t>(out.rows) * static_cast<std::size_t>(out.k));
+    std::uint16_t* word = out.words.data();
     for (int r = 0; r < out.rows; ++r) {
-      for (int k = 0; k < out.k; ++k) out.words.push_back(view.at(r, k));
+      for (int k = 0; k < out.k; ++k) *word++ = view.at(r, k);
     }
   }
 

@@ -74,20 +74,20 @@ struct Layout {
 //
 // The fast path computes, for a step of one element, every term as trunc(a*b * 2^(25-M)) from fp32 numbers.
 // It gives the model's bits if
-//   (1) every product and every partial sum is finite, and the alignment exponent M is at most `kLargestM*`;
-//   (2) 26 <= M + 127 wherever a term is not zero: then a product that fp32 cannot hold exactly is below
-//   2^-126 <=
-//       2^(M-25) and its term is 0 either way; a result that is not zero is a normal number;
+//   (1) products and partial sums are finite, and M is not above what the scaling can do (ScaleBounds);
+//   (2) c is 0 or an integer multiple of 2^-126 (it is, if |c| >= 2^-101), and wherever a product is not
+//   zero, M > -101:
+//       then a product that fp32 cannot hold exactly is below 2^-126 <= 2^(M-25) and its term is 0 either
+//       way, and the result is such a multiple again;
 //   (3) M is computed from exponents that the byte arithmetic holds (E <= kLargestByteField on each side);
 //   (4) the sum of a step fits 32 bits (not both sides heavy).
-// (2) follows for products from E_left + E_right - 127 >= 51 for the smallest elements that are not zero:
-// results of such a step are multiples of 2^(51-127-25) = 2^-101, so that no accumulator below that ever
-// comes up, if none did at the start.
 
 inline constexpr std::uint32_t kLargestByteField = 191;
-inline constexpr std::uint32_t kSmallestM = 26;  ///< biased; smallest M of a fast step, smallest accumulator
-inline constexpr std::uint32_t kSmallestProductM = 51;  ///< biased; smallest M of a fast step with products
-inline constexpr int kChunkSteps = 8;                   ///< steps between two looks at the accumulators
+inline constexpr std::uint32_t kSmallestM =
+    26;  ///< biased; M is taken as no less, and no accumulator begins below
+inline constexpr std::uint32_t kSmallestProductM =
+    27;                                ///< biased; smallest M of a fast step that has products
+inline constexpr int kChunkSteps = 8;  ///< steps between two looks at the accumulators
 
 /// The two ways to multiply a product by 2^(25-M): adding to the exponent field (which needs M <= 25, or a
 /// zero would become something) or an fp32 multiply. Each with the bounds that keep M low for a chunk of 128

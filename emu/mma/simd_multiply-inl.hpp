@@ -368,7 +368,7 @@ bool fast_rows(const Panel& panel, int m, RowCounts& counts) {
       by_add
           ? fast_steps<R, V, true>(left, live, panel.right, panel.values, panel.right_live, panel.steps, c)
           : fast_steps<R, V, false>(left, live, panel.right, panel.values, panel.right_live, panel.steps, c);
-  // Where the smallest elements alone do not prove guard (2), the exponents that came up do.
+  // Where the smallest elements alone do not prove guard (2), the exponents that came up may.
   if (smallest + panel.right_facts.smallest < kSmallestProductM + 127U) {
     const I32 di;
     const auto low = hn::Lt(smallest_m, hn::Set(di, static_cast<int>(kSmallestProductM << 23U)));
@@ -384,7 +384,6 @@ bool fast_rows(const Panel& panel, int m, RowCounts& counts) {
 /// Fetches what comes up soon: C of the rows after next, and a share of the next panel's right operand. Both
 /// lie farther away than the processor's own prefetching reaches: accumulators and operands of a long
 /// sequence fill its outer caches.
-template <int V>
 HWY_INLINE void fetch_ahead(const Panel& panel, int m, int rows) {
   constexpr std::ptrdiff_t kLineFloats = kCacheLine / sizeof(float);
   if (m + 3 * kRowBlock <= rows) {
@@ -404,7 +403,7 @@ template <int V>
 void panel_rows(const Panel& panel, int rows, RowCounts& counts) {
   int m = 0;
   while (m < rows) {
-    fetch_ahead<V>(panel, m, rows);
+    fetch_ahead(panel, m, rows);
     if (m + kRowBlock <= rows && fast_rows<kRowBlock, V>(panel, m, counts)) {
       m += kRowBlock;
       continue;

@@ -123,10 +123,10 @@ TEST_P(Paths, LargestProducts) {
 }
 
 TEST_P(Paths, SmallestProducts) {
-  EXPECT_EQ(way_of(0x1p-40F, 0x1p-36F, 1), Way::add);  // exponents sum up to -76
-  EXPECT_EQ(way_of(0x1p-40F, 0x1p-36F, 0), Way::add);
-  EXPECT_EQ(way_of(0x1p-40F, 0x1p-37F, 0), Way::careful);  // -77 and nothing larger in the step
-  EXPECT_EQ(way_of(0x1p-40F, 0x1p-37F, 1), Way::add);      // a larger accumulator
+  EXPECT_EQ(way_of(0x1p-60F, 0x1p-40F, 1), Way::add);  // exponents sum up to -100
+  EXPECT_EQ(way_of(0x1p-60F, 0x1p-40F, 0), Way::add);
+  EXPECT_EQ(way_of(0x1p-60F, 0x1p-41F, 0), Way::careful);  // -101 and nothing larger in the step
+  EXPECT_EQ(way_of(0x1p-60F, 0x1p-41F, 1), Way::add);      // a larger accumulator
   EXPECT_EQ(way_of(0x1p-100F, 0x1p-37F, 1), Way::add);     // below what fp32 and the bytes hold
   EXPECT_EQ(way_of(0x1p-133F, 0x1p-133F, 1), Way::add);    // subnormal operands
 }

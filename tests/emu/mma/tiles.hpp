@@ -245,10 +245,10 @@ class TileMaker {
         break;
       }
       case TileKind::guard_smallest: {
-        // Products around 2^-76, where a step's M comes near what the fast path takes; sometimes with a few
+        // Products around 2^-100, where a step's M comes near what the fast path takes; sometimes with a few
         // large ones.
-        const int ea = some(-60, -10);
-        const int eb = -76 - ea + some(-1, 1);
+        const int ea = some(-80, -20);
+        const int eb = -100 - ea + some(-1, 1);
         pair(ea + 2, eb + 2, 2, 2);
         if (random_.one_in(2)) {
           for (std::uint16_t& w : t.a.data) {
@@ -258,6 +258,20 @@ class TileMaker {
         if (random_.one_in(2)) {
           for (std::uint16_t& w : t.b.data) {
             if (random_.one_in(3)) w = zero();
+          }
+        }
+        // Cancellation down to the last bits of a small M, then steps in which some columns have no product:
+        // what is left must still be there.
+        if (random_.one_in(3)) {
+          for (int i = 0; i + 1 < k_; i += 2) {
+            for (int r = 0; r < rows_; ++r) {
+              t.a.at(r, i + 1) =
+                  static_cast<std::uint16_t>(t.a.at(r, i) ^ (random_.one_in(6) ? 0x8001U : 0x8000U));
+            }
+            for (int r = 0; r < columns_; ++r) {
+              t.b.at(r, i + 1) = t.b.at(r, i);
+              if (i % 32 >= 16 && r % 3 == 0) t.b.at(r, i) = t.b.at(r, i + 1) = zero();
+            }
           }
         }
         if (random_.one_in(2)) t.c_kind = random_.one_in(2) ? CKind::near_smallest : CKind::zero_start;
