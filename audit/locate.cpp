@@ -149,8 +149,8 @@ void RowLocator::forward_block(const kernels::ForwardBlock& block) {
     if (block.first || (!std::isnan(residue) && !(std::abs(largest) >= std::abs(residue)))) largest = residue;
     if (options_.block_residues && keys.first < keys.last) {
       const std::size_t blocks = f.block_residues.shape.back();
-      f.block_residues.data[index * blocks + static_cast<std::size_t>(block.key_begin / block.keys)] =
-          residue;
+      f.block_residues.data[index * blocks + static_cast<std::size_t>(block.key_begin) /
+                                                 static_cast<std::size_t>(block.keys)] = residue;
     }
   }
 }
@@ -161,7 +161,7 @@ void RowLocator::forward_rows(const kernels::ForwardRows& rows) {
   for (int r = 0; r < rows.rows; ++r) {
     const std::size_t index =
         problem_.row_index(static_cast<std::size_t>(rows.id.sequence), static_cast<std::size_t>(rows.id.head),
-                           static_cast<std::size_t>(rows.row_begin + r));
+                           static_cast<std::size_t>(rows.row_begin) + static_cast<std::size_t>(r));
     f.row_max.data[index] = rows.row_max[r];
     f.row_sum.data[index] = rows.row_sum[r];
     f.row_max_residue.data[index] = row_max_residue(rows.row_max[r], rows.scale_log2);
@@ -171,7 +171,7 @@ void RowLocator::forward_rows(const kernels::ForwardRows& rows) {
 void RowLocator::backward_rows(const kernels::BackwardRows& rows) {
   const auto sequence = static_cast<std::size_t>(rows.id.sequence);
   const auto head = static_cast<std::size_t>(rows.id.head);
-  const std::size_t kv_head = head / problem_.group();
+  const std::size_t kv_head = head / std::max<std::size_t>(1, problem_.group());
   const SequenceSpan span = problem_.sequence(sequence);
   const std::size_t dim = problem_.head_dim;
   const bool softcap = problem_.softcap > 0;
