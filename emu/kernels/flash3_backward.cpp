@@ -655,7 +655,6 @@ class BackwardSchedule {
         std::copy(dq_part(strip, n), dq_part(strip, n) + size, part);
       }
     }
-    if (out_.dq_accum != nullptr) std::copy(dq.begin(), dq.end(), out_.dq_accum + first);
     const int dim = call.head_dim;
     if (!added.empty()) {
       const Sequence& sequence = in_.sequences[index(sequence_index)];
@@ -665,6 +664,7 @@ class BackwardSchedule {
                             dq.data() + static_cast<std::ptrdiff_t>(r) * tiles_.head_dim);
       });
     }
+    if (out_.dq_accum != nullptr) std::copy(dq.begin(), dq.end(), out_.dq_accum + first);
     for (int r = 0; r < rows; ++r) {
       Value* row = dq.data() + static_cast<std::ptrdiff_t>(r) * tiles_.head_dim;
       numbers_.scale_dq(row, dim);
