@@ -15,9 +15,7 @@ void RemainingDrift::backward_rows(const kernels::BackwardRows& rows) {
   const std::size_t kv_head = static_cast<std::size_t>(rows.id.head) / problem_.group();
   const std::uint16_t* keys = rows.dq_keys;
   const bool softcap = problem_.softcap > 0;
-  std::size_t seen = 0;
-  double drift2 = 0;
-  double leak2 = 0;
+  Sums part;
   std::vector<double> weighted(dim);
   for (int r = 0; r < rows.rows; ++r) {
     const KeyRange range =
@@ -51,14 +49,22 @@ void RemainingDrift::backward_rows(const kernels::BackwardRows& rows) {
     for (const double x : weighted) key2 += x * x;
     const double leak = problem_.softmax_scale * drift / total;
     if (!std::isfinite(drift) || !std::isfinite(leak * leak * key2)) continue;
-    ++seen;
-    drift2 += drift * drift;
-    leak2 += leak * leak * key2;
+    ++part.rows;
+    part.drift2 += drift * drift;
+    part.leak2 += leak * leak * key2;
   }
   const std::lock_guard lock(mutex_);
-  rows_ += seen;
-  drift2_ += drift2;
-  leak2_ += leak2;
+  parts_[{rows.id.sequence, rows.id.head, rows.row_begin}] = part;
+}
+
+RemainingDrift::Sums RemainingDrift::sums() const {
+  Sums all;
+  for (const auto& [place, part] : parts_) {
+    all.rows += part.rows;
+    all.drift2 += part.drift2;
+    all.leak2 += part.leak2;
+  }
+  return all;
 }
 
 }  // namespace bitattn::audit

@@ -3,7 +3,9 @@
 // put into dQ. Measured while the emulator runs.
 
 #include <cstddef>
+#include <map>
 #include <mutex>
+#include <tuple>
 
 #include "datasets/problem.hpp"
 #include "emu/kernels/observer.hpp"
@@ -15,15 +17,20 @@ class RemainingDrift final : public kernels::Observer {
   explicit RemainingDrift(const Problem& problem) : problem_(problem) {}
   void backward_rows(const kernels::BackwardRows& rows) override;
 
-  std::size_t rows() const { return rows_; }        ///< that see a key and are finite
-  double drift_squares() const { return drift2_; }  ///< sum over rows of drift^2
-  double leak_squares() const { return leak2_; }    ///< sum over rows of |softmax_scale * drift * key|^2
+  /// Sums over all rows, in the rows' own order: the same for any number of threads.
+  struct Sums {
+    std::size_t rows = 0;          ///< that see a key and are finite
+    double drift2 = 0, leak2 = 0;  ///< drift^2 and |softmax_scale * drift * key|^2
+  };
+  Sums sums() const;
+  std::size_t rows() const { return sums().rows; }
+  double drift_squares() const { return sums().drift2; }
+  double leak_squares() const { return sums().leak2; }
 
  private:
   const Problem& problem_;
   std::mutex mutex_;
-  std::size_t rows_ = 0;
-  double drift2_ = 0, leak2_ = 0;
+  std::map<std::tuple<int, int, int>, Sums> parts_;  ///< by sequence, head and first row
 };
 
 }  // namespace bitattn::audit

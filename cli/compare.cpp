@@ -151,6 +151,12 @@ int compare_files(const Options& options, const CommonOptions& common) {
       ++failed;
     }
   }
+  for (const std::string& name : expand_folders({second})) {
+    const fs::path twin = fs::path(first) / fs::relative(name, second);
+    if (fs::exists(twin)) continue;
+    warn(twin.string() + ": does not exist, but " + name + " does");
+    ++failed;
+  }
   return report.finish(failed);
 }
 

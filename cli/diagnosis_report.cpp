@@ -80,7 +80,7 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
     text += wrapped("Forward only (no dout): no score gradients to look at.");
     return text;
   }
-  if (d.whole.residue.rows == 0) return text + wrapped("No row sees a key: there is nothing to find.");
+  if (d.whole.residue.rows == 0) return text + wrapped("No row sees a key with finite scores: there is nothing to find.");
   const double error = dq_error(d);
   if (!std::isfinite(d.whole.leak)) {
     return text + wrapped("dQ is zero or not finite, so there is nothing to measure a leak against.");

@@ -3,6 +3,7 @@
 #include <tbb/global_control.h>
 
 #include <charconv>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <memory>
@@ -92,6 +93,8 @@ int fail(const std::string& what) {
 int main(int argc, char** argv) {
   using bitattn::cli::fail;
   bitattn::install_interrupt_handlers();
+  std::signal(SIGXFSZ,
+              SIG_IGN);  // a file that may not grow further is an error of writing, and gets its line
   try {
     return bitattn::cli::run(argc, argv);
   } catch (const bitattn::InputError& error) {

@@ -43,6 +43,9 @@ Handle open_file(const std::string& path) {
   if (H5Fis_hdf5(path.c_str()) <= 0) throw InputError(path + ": is not an HDF5 file");
   const Handle access(H5Pcreate(H5P_FILE_ACCESS), H5Pclose);
   H5Pset_fclose_degree(access.get(), H5F_CLOSE_STRONG);
+  // A link into another file would make that file an input too, unknown to whoever guards inputs from being
+  // written: without their class, such links lead nowhere.
+  H5Lunregister(H5L_TYPE_EXTERNAL);
   Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, access.get()), H5Fclose);
   if (!file) throw InputError(path + ": cannot be opened as HDF5" + last_error());
   return file;
@@ -314,6 +317,8 @@ class GroupReader {
   void count_bytes(const Dataset& dataset, std::size_t element) {
     const std::size_t bytes = checked_elements(dataset.shape, where_ + ": tensor " + dataset.name) * element;
     const Handle list(H5Dget_create_plist(dataset.id.get()), H5Pclose);
+    if (H5Pget_external_count(list.get()) > 0)
+      fail("tensor " + dataset.name + " keeps its data in another file");
     std::size_t chunk = 0;
     if (H5Pget_layout(list.get()) == H5D_CHUNKED) {
       std::vector<hsize_t> dims(dataset.shape.size());
@@ -445,11 +450,13 @@ class GroupReader {
     dv_accum_ = open("dv_accum", Kind::fp32);
     expect_padded(dpsum_, problem.row_shape(), 0);
     expect_padded(lse_log2_, problem.row_shape(), 0);
-    expect_padded(dq_accum_, problem.row_shape(), problem.head_dim);
+    // The kernels' accumulators are as wide as the larger head dim, rounded up.
+    const std::size_t widest = std::max(problem.head_dim, problem.head_dim_v);
+    expect_padded(dq_accum_, problem.row_shape(), widest);
     std::vector<std::size_t> key_rows{problem.batch, problem.heads_kv, problem.seqlen_k};
     if (problem.layout == Layout::thd) key_rows = {problem.heads_kv, problem.total_k()};
-    expect_padded(dk_accum_, key_rows, problem.head_dim);
-    expect_padded(dv_accum_, key_rows, problem.head_dim_v);
+    expect_padded(dk_accum_, key_rows, widest);
+    expect_padded(dv_accum_, key_rows, widest);
     open_uncast(problem);
   }
 

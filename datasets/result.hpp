@@ -53,7 +53,13 @@ struct Capture {
   std::string name;
   Problem problem;
   Result recorded;
-  bool has_recorded() const { return !recorded.out.empty() || !recorded.dq.empty(); }
+  /// Was any tensor recorded, be it an intermediate one?
+  bool has_recorded() const {
+    const Intermediates& kept = recorded.intermediates;
+    return !(recorded.out.empty() && recorded.lse.empty() && recorded.dq.empty() && recorded.dk.empty() &&
+             recorded.dv.empty() && kept.dpsum.empty() && kept.lse_log2.empty() && kept.dq_accum.empty() &&
+             kept.dk_accum.empty() && kept.dv_accum.empty());
+  }
 };
 
 }  // namespace bitattn

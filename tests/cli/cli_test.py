@@ -261,6 +261,15 @@ class BadInput(Case):
         self.refused("compare", path, "-a", "fa3", "-b", "recorded", says="recorded")
         self.refused("compare", path, path, says="recorded")
 
+    def test_links_into_other_files_lead_nowhere(self):
+        base = self.input(SMALL, "base.h5")
+        link = self.path("link.h5")
+        with h5py.File(link, "w") as f:
+            f["inside"] = h5py.ExternalLink("base.h5", "/")
+        self.watch(link)
+        self.refused("info", link)
+        self.refused("run", link + ":/inside", "-b", "fa3", "-o", base)
+
     def test_two_files_of_different_problems(self):
         a = self.input(SMALL, "a.h5")
         self.refused("compare", a, LATE, says="not the same problem")
@@ -296,6 +305,24 @@ class Commands(Case):
                 raw.flat[7] ^= 1
                 f[name][...] = raw.view(np.float32)
             self.assertEqual(self.json("verify", wrong, code=1)["differing_bits"], 1)
+
+    def test_verify_of_one_recorded_tensor(self):
+        for name in ("out", "lse", "dk", "dpsum"):
+            path = self.path(name + ".h5")
+            with h5py.File(SMALL, "r") as whole, h5py.File(path, "w") as f:
+                for tensor in ("q", "k", "v", "dout", name):
+                    whole.copy(tensor, f)
+                for key, value in whole.attrs.items():
+                    f.attrs[key] = value
+            self.watch(path)
+            self.assertIn("every bit equal: 1 tensor", self.good("verify", path))
+
+    def test_remedies_are_the_same_for_any_number_of_threads(self):
+        path = self.path("problem.h5")
+        self.good("generate", path, "--regime", "late", "--batch", "2", "--heads", "4:2", "--seqlen", "150:200", "--dim", "64", "--causal")
+        self.watch(path)
+        outputs = {self.good("remedies", path, "--json", "--threads", n) for n in ("1", "2", "3")}
+        self.assertEqual(len(outputs), 1)
 
     def test_verify_of_a_recorded_tensor_that_no_emulation_makes(self):
         path = self.path("extra.h5")
@@ -738,9 +765,10 @@ class Many(Case):
         self.good("compare", self.path("x"), self.path("y"))
         os.unlink(self.path("y/a.h5"))
         del self.inputs[self.path("y/a.h5")]
-        code, _, err = run("compare", self.path("x"), self.path("y"))
-        self.assertEqual(code, 2)
-        self.assertIn("a.h5", err)
+        for sides in (("x", "y"), ("y", "x")):
+            code, _, err = run("compare", *map(self.path, sides))
+            self.assertEqual(code, 2)
+            self.assertIn("a.h5", err)
 
 
 class Interrupt(Case):
