@@ -154,7 +154,7 @@ struct CaptureWriter::State {
     const std::vector<hsize_t> size = to_hsize(count);
     const Handle memory(H5Screate_simple(static_cast<int>(size.size()), size.data(), nullptr), H5Sclose);
     if (H5Sselect_hyperslab(space.get(), H5S_SELECT_SET, from.data(), nullptr, size.data(), nullptr) < 0 ||
-        H5Dwrite(dataset.get(), type, memory.get(), space.get(), H5P_DEFAULT, data) < 0) {
+        H5Dwrite(dataset.get(), type, memory.get(), space.get(), H5P_DEFAULT, data) < 0 || sink.error != 0) {
       fail("tensor " + path);
     }
   }
@@ -423,8 +423,8 @@ void CaptureWriter::commit() {
     if (!dataset.close()) s.fail("tensor " + name);
   }
   s.streams.clear();
-  if (H5Fflush(s.file.get(), H5F_SCOPE_GLOBAL) < 0) s.fail("flushing");
-  if (!s.file.close()) s.fail("closing");
+  if (H5Fflush(s.file.get(), H5F_SCOPE_GLOBAL) < 0 || s.sink.error != 0) s.fail("flushing");
+  if (!s.file.close() || s.sink.error != 0) s.fail("closing");
   s.output.commit();
 }
 

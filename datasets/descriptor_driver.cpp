@@ -107,8 +107,8 @@ herr_t bitattn_driver_write(H5FD_t* file, H5FD_mem_t /*type*/, hid_t /*transfer*
     const ssize_t n = ::pwrite(f.sink->descriptor, from, size, static_cast<off_t>(address));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
-      if (f.sink->error == 0) f.sink->error = n == 0 ? ENOSPC : errno;
-      return -1;
+      f.sink->fail(n == 0 ? ENOSPC : errno);
+      break;
     }
     from += n;
     address += static_cast<haddr_t>(n);
@@ -122,8 +122,7 @@ herr_t bitattn_driver_truncate(H5FD_t* file, hid_t /*transfer*/, hbool_t /*closi
   DescriptorFile& f = *mine(file);
   if (f.end_of_allocation == f.end_of_file) return 0;
   if (!f.sink->discard && ::ftruncate(f.sink->descriptor, static_cast<off_t>(f.end_of_allocation)) != 0) {
-    if (f.sink->error == 0) f.sink->error = errno;
-    return -1;
+    f.sink->fail(errno);
   }
   f.end_of_file = f.end_of_allocation;
   return 0;
