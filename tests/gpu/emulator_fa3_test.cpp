@@ -299,7 +299,7 @@ void expect_recorded_bits(const std::vector<std::string>& paths, std::size_t mos
     compared += d.compared;
     ++captures;
   }
-  EXPECT_GE(captures, 3U);
+  EXPECT_GE(captures, 1U);
   std::printf("%zu captures, %zu recorded elements\n", captures, compared);
 }
 
