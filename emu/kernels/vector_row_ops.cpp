@@ -13,7 +13,7 @@
 
 #include "emu/arith/bits.hpp"
 #include "emu/arith/fp32_ftz.hpp"
-#include "emu/kernels/ex2_words.hpp"
+#include "emu/kernels/mufu_words.hpp"
 #include "emu/mma/float_mode.hpp"
 
 // One rounding each for add, mul and fma, in MXCSR's flush modes: only x86 with FMA has that.
@@ -32,6 +32,12 @@ using U16 = hn::Rebind<std::uint16_t, F32>;
 using VF = hn::Vec<F32>;
 using VI = hn::Vec<I32>;
 using VU = hn::Vec<U32>;
+
+// One half of a vector's lanes, and as many lanes of twice the width.
+using F64 = hn::ScalableTag<double>;
+using I64 = hn::RebindToSigned<F64>;
+using HalfF32 = hn::Rebind<float, F64>;
+using HalfI32 = hn::Rebind<std::int32_t, F64>;
 
 inline constexpr int kLanes = static_cast<int>(hn::MaxLanes(F32()));
 
@@ -109,6 +115,57 @@ HWY_INLINE VF ex2(VF x) {
   return hn::BitCast(df, bits);
 }
 
+/// One half of tanh: C0*2^15 + C1*u + 2*C2*sq, times 2^(exponent - 40), cut off to 24 bits. All of it is
+/// exact in fp64: the sum is an integer below 2^42.
+HWY_INLINE hn::Vec<HalfF32> tanh_half(hn::Vec<HalfI32> exponent, hn::Vec<HalfI32> c0, hn::Vec<HalfI32> c1,
+                                      hn::Vec<HalfI32> c2, hn::Vec<HalfI32> u, hn::Vec<HalfI32> square) {
+  const F64 d;
+  const I64 di;
+  const auto wide = [&](hn::Vec<HalfI32> v) HWY_ATTR { return hn::PromoteTo(d, v); };
+  auto sum = hn::MulAdd(wide(c1), wide(u), hn::Mul(wide(c0), hn::Set(d, 32768.0)));
+  sum = hn::MulAdd(hn::Mul(wide(c2), hn::Set(d, 2.0)), wide(square), sum);
+  const auto power = hn::ShiftLeft<52>(hn::PromoteTo(di, hn::Add(exponent, hn::Set(HalfI32(), 1023 - 40))));
+  const auto bits = hn::BitCast(di, hn::Mul(sum, hn::BitCast(d, power)));
+  return hn::DemoteTo(HalfF32(), hn::BitCast(d, hn::And(bits, hn::Set(di, -(std::int64_t{1} << 29)))));
+}
+
+/// arith::mufu::tanh.
+HWY_INLINE VF tanh(VF x) {
+  const F32 df;
+  const I32 di;
+  const U32 du;
+  const HalfI32 half;
+  const VU bits = hn::BitCast(du, x);
+  const VU sign = hn::And(bits, hn::Set(du, arith::kSignBit));
+  const VI exponent = hn::BitCast(di, hn::Sub(hn::ShiftRight<23>(hn::AndNot(sign, bits)), hn::Set(du, 127U)));
+  const VI row = hn::Min(hn::Max(hn::Add(exponent, hn::Set(di, 8)), hn::Zero(di)), hn::Set(di, 10));
+  const VU first_bits = hn::GatherIndex(du, kTanhWords.first_bits.data(), row);
+  const VU segment_bits = hn::ShiftRight<8>(first_bits);
+  const VU fraction = hn::And(bits, hn::Set(du, 0x7fffffU));
+  const VU segment = hn::Add(hn::And(first_bits, hn::Set(du, 255U)),
+                             hn::Shr(fraction, hn::Sub(hn::Set(du, 23U), segment_bits)));
+  const VU u = hn::And(hn::Shr(fraction, hn::Sub(hn::Set(du, 6U), segment_bits)), hn::Set(du, 0x1ffffU));
+  const VI i = hn::BitCast(di, segment);
+  const VI c0 = hn::GatherIndex(di, kTanhWords.c0.data(), i);
+  const VI c1 = hn::GatherIndex(di, kTanhWords.c1.data(), i);
+  const VI c2 = hn::GatherIndex(di, kTanhWords.c2.data(), i);
+  const VI ui = hn::BitCast(di, u);
+  const VI square = hn::BitCast(di, square_17(u));
+  const auto lower =
+      tanh_half(hn::LowerHalf(half, exponent), hn::LowerHalf(half, c0), hn::LowerHalf(half, c1),
+                hn::LowerHalf(half, c2), hn::LowerHalf(half, ui), hn::LowerHalf(half, square));
+  const auto upper =
+      tanh_half(hn::UpperHalf(half, exponent), hn::UpperHalf(half, c0), hn::UpperHalf(half, c1),
+                hn::UpperHalf(half, c2), hn::UpperHalf(half, ui), hn::UpperHalf(half, square));
+  VU result = hn::BitCast(du, hn::Combine(df, upper, lower));
+  result =
+      hn::IfThenElse(hn::RebindMask(du, hn::Gt(exponent, hn::Set(di, 2))), hn::Set(du, arith::kOne), result);
+  result = hn::Or(result, sign);
+  result = hn::IfThenElse(hn::RebindMask(du, hn::Lt(exponent, hn::Set(di, -8))), bits, result);
+  result = hn::IfThenElse(hn::RebindMask(du, hn::IsNaN(x)), hn::Set(du, arith::kQuietNan), result);
+  return hn::BitCast(df, result);
+}
+
 /// arith::bf16_from_fp32, a word in each lane.
 HWY_INLINE VU bf16_word(VF x) {
   const U32 du;
@@ -139,6 +196,15 @@ struct FusedExponential {
 struct Exponential {
   VF c, reference;
   HWY_INLINE VF operator()(VF x, VF /*y*/) const { return ex2(hn::Sub(hn::Mul(x, c), reference)); }
+};
+struct Softcap {
+  VF scale;
+  HWY_INLINE VF operator()(VF x, VF /*y*/) const { return tanh(hn::Mul(x, scale)); }
+};
+struct SoftcapDerivative {
+  HWY_INLINE VF operator()(VF t, VF /*y*/) const {
+    return canonical(hn::NegMulAdd(t, t, hn::Set(F32(), 1.0F)));
+  }
 };
 struct Product {
   HWY_INLINE VF operator()(VF x, VF y) const { return canonical(hn::Mul(x, y)); }
@@ -171,6 +237,14 @@ HWY_INLINE void map_in(FloatMode mode, const Function& f, const float* x, const 
                        std::ptrdiff_t n) {
   const FloatModeScope scope(mode);
   run_map(f, x, y, out, n);
+}
+
+void softcap(float* x, int n, float softcap_scale) {
+  map_in(FloatMode::nearest_flush, Softcap{hn::Set(F32(), softcap_scale)}, x, x, x, n);
+}
+void softcap_with_derivative(float* x, float* h, int n, float softcap_scale) {
+  softcap(x, n, softcap_scale);
+  map_in(FloatMode::nearest_flush, SoftcapDerivative{}, x, x, h, n);
 }
 
 float row_max(const float* x, int n) {
@@ -274,8 +348,8 @@ void reduce_add_flush(float* memory, const float* part, std::ptrdiff_t n) {
 }
 
 extern const VectorRowLoops kLoops;
-const VectorRowLoops kLoops{row_max,  exponentials, add_to_quad_sums, cast, scaled, score_gradient,
-                            multiply, reduce_add,   reduce_add_flush};
+const VectorRowLoops kLoops{softcap, softcap_with_derivative, row_max,  exponentials, add_to_quad_sums, cast,
+                            scaled,  score_gradient,          multiply, reduce_add,   reduce_add_flush};
 
 }  // namespace bitattn::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -295,6 +369,16 @@ const VectorRowLoops* vector_row_loops([[maybe_unused]] std::string_view engine)
   if (engine == "avx2" && (hwy::SupportedTargets() & HWY_AVX2) != 0) return &N_AVX2::kLoops;
 #endif
   return nullptr;
+}
+
+void VectorRowOps::softcap(float* x, int n, float softcap_scale) const {
+  if (loops_ == nullptr) return model_.softcap(x, n, softcap_scale);
+  loops_->softcap(x, n, softcap_scale);
+}
+
+void VectorRowOps::softcap_with_derivative(float* x, float* h, int n, float softcap_scale) const {
+  if (loops_ == nullptr) return model_.softcap_with_derivative(x, h, n, softcap_scale);
+  loops_->softcap_with_derivative(x, h, n, softcap_scale);
 }
 
 float VectorRowOps::row_max(const float* x, int n, float start) const {

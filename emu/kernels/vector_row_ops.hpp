@@ -13,6 +13,8 @@ namespace bitattn::kernels {
 
 /// The loops of one instruction set, for the chip's arithmetic. Shapes and meaning: RowOps.
 struct VectorRowLoops {
+  void (*softcap)(float* x, int n, float softcap_scale);
+  void (*softcap_with_derivative)(float* x, float* h, int n, float softcap_scale);
   /// max over x; -inf for n = 0. NaNs are passed over.
   float (*row_max)(const float* x, int n);
   void (*exponentials)(const float* x, float* p, int n, float c, float reference, bool fused);
@@ -41,10 +43,8 @@ class VectorRowOps {
         forward_(profile.forward),
         backward_(profile.backward) {}
 
-  void softcap(float* x, int n, float softcap_scale) const { model_.softcap(x, n, softcap_scale); }
-  void softcap_with_derivative(float* x, float* h, int n, float softcap_scale) const {
-    model_.softcap_with_derivative(x, h, n, softcap_scale);
-  }
+  void softcap(float* x, int n, float softcap_scale) const;
+  void softcap_with_derivative(float* x, float* h, int n, float softcap_scale) const;
   float row_max(const float* x, int n, float start) const;
   void forward_exponentials(const float* x, float* p, int n, float c, float reference) const;
   void backward_exponentials(const float* x, float* p, int n, float c, float reference) const;

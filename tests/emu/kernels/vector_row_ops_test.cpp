@@ -1,6 +1,6 @@
 // The vectorised row operations give the scalar model's bits: every operation, profile and class of numbers.
-// BITATTN_MMA_TEST_FACTOR=n runs n times as many; BITATTN_EXHAUSTIVE=1 tries ex2 and the cast on all 2^32
-// inputs.
+// BITATTN_MMA_TEST_FACTOR=n runs n times as many; BITATTN_EXHAUSTIVE=1 tries ex2, tanh and the cast on all
+// 2^32 inputs.
 
 #include "emu/kernels/vector_row_ops.hpp"
 
@@ -154,6 +154,25 @@ TEST_P(VectorRows, Exponentials) {
   });
 }
 
+TEST_P(VectorRows, Softcap) {
+  for_rows(10, [](const RowOps& model, const VectorRowOps& vectors, Numbers& numbers, int n) {
+    const std::vector<float> x = numbers.row(n);
+    const float scale = numbers.random.one_in(2) ? numbers.any() : 0.01F;
+    std::vector<float> expected = x;
+    std::vector<float> got = x;
+    model.softcap(expected.data(), n, scale);
+    vectors.softcap(got.data(), n, scale);
+    EXPECT_TRUE(same_bits(expected, got));
+    expected = got = x;
+    std::vector<float> expected_h(x.size());
+    std::vector<float> got_h(x.size());
+    model.softcap_with_derivative(expected.data(), expected_h.data(), n, scale);
+    vectors.softcap_with_derivative(got.data(), got_h.data(), n, scale);
+    EXPECT_TRUE(same_bits(expected, got));
+    EXPECT_TRUE(same_bits(expected_h, got_h));
+  });
+}
+
 TEST_P(VectorRows, QuadSums) {
   for_rows(3, [](const RowOps& model, const VectorRowOps& vectors, Numbers& numbers, int n) {
     n = (n + 7) / 8 * 8;
@@ -270,16 +289,21 @@ TEST_P(VectorRows, FunctionsOfOneNumberOnAllOfThem) {
   constexpr int kRow = 4096;
   std::vector<float> x(kRow);
   std::vector<float> p(kRow);
+  std::vector<float> t(kRow);
   std::vector<std::uint16_t> words(kRow);
   for (std::uint64_t first = 0; first < std::uint64_t{1} << 32U; first += kRow * step) {
     for (std::uint64_t j = 0; j < kRow; ++j)
       x[j] = arith::from_bits(static_cast<std::uint32_t>(first + j * step));
     vectors.forward_exponentials(x.data(), p.data(), kRow, 1.0F, 0.0F);
     vectors.cast(x.data(), words.data(), kRow);
+    t = x;
+    vectors.softcap(t.data(), kRow, 1.0F);  // x * 1 is x, but for the flush
     for (std::size_t j = 0; j < kRow; ++j) {
       ASSERT_EQ(arith::to_bits(p[j]), arith::mufu::ex2(arith::to_bits(x[j])))
           << std::hex << arith::to_bits(x[j]);
       ASSERT_EQ(words[j], arith::bf16_from_fp32(x[j])) << std::hex << arith::to_bits(x[j]);
+      ASSERT_EQ(arith::to_bits(t[j]), arith::mufu::tanh(arith::flush(arith::to_bits(x[j]))))
+          << std::hex << arith::to_bits(x[j]);
     }
   }
   // Where attention lives: every exponent in [-30, 0] at a finer step.
