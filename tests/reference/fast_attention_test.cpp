@@ -69,7 +69,7 @@ std::vector<std::pair<const char*, TestProblem>> hard_problems() {
     return e() % 2 == 0 ? x : -x;
   };
   add(
-      "many_queries", true, [&](auto& e, char, std::size_t, std::size_t) { return normal(e); }, 300, 290);
+      "many_queries", true, [&](auto& e, char, std::size_t, std::size_t) { return normal(e); }, 270, 40);
   add("late", true, [&](auto& e, char t, std::size_t, std::size_t d) {
     const double u = d % 2 == 0 ? 1 : -1;
     if (t == 'k') return 40 * u + normal(e);
