@@ -1,6 +1,10 @@
 // Captures and findings written to a new HDF5 file: chunked, shuffled, deflated, with Fletcher-32, no time
 // stamps, so that the same content is the same file.
 
+#include <tbb/enumerable_thread_specific.h>
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
 #include <bit>
 #include <cstring>
 #include <map>
@@ -11,6 +15,7 @@
 #include "datasets/hdf5_support.hpp"
 #include "datasets/interrupt.hpp"
 #include "datasets/output_file.hpp"
+#include "datasets/packed_chunk.hpp"
 #include "datasets/problem_check.hpp"
 #include "datasets/shape_text.hpp"
 
@@ -26,10 +31,10 @@ static_assert(std::endian::native == std::endian::little, "words are written as 
 
 // A chunk is what a reader must unpack for one element, and what the checksum covers.
 constexpr std::size_t kChunkBytes = std::size_t{1} << 20U;
-// Shuffled BF16 gains nothing from higher levels.
+// Of what the library itself packs. Shuffled BF16 gains nothing from higher levels.
 constexpr unsigned kDeflateLevel = 4;
-// How much is written between two looks at the interrupt flag.
-constexpr std::size_t kSlabBytes = std::size_t{64} << 20U;
+// How much is packed at a time, between two looks at the interrupt flag.
+constexpr std::size_t kBatchBytes = std::size_t{64} << 20U;
 
 std::string joined(const std::string& group, const std::string& path) {
   const std::string head = group.empty() || group == "/" ? "" : group;
@@ -159,7 +164,8 @@ struct CaptureWriter::State {
     }
   }
 
-  /// A whole tensor, in slabs of its first axis; the interrupt flag is looked at between them.
+  /// A whole tensor. Its chunks are packed here, on all cores, and handed to the library as they are to be
+  /// stored.
   Handle write_dataset(const std::string& path, hid_t type, const std::vector<std::size_t>& shape,
                        const void* data, std::size_t elements) {
     if (shape.empty() || checked_elements(shape, path) != elements) {
@@ -168,17 +174,35 @@ struct CaptureWriter::State {
     }
     Handle dataset = create_dataset(path, type, shape, nullptr);
     if (elements == 0) return dataset;
-    const std::size_t row = elements / shape[0] * H5Tget_size(type);
-    const std::size_t rows = std::max<std::size_t>(1, kSlabBytes / row);
-    for (std::size_t first = 0; first < shape[0]; first += rows) {
+    const std::size_t element = H5Tget_size(type);
+    const std::vector<hsize_t> chunk = chunk_shape(shape, element);
+    const ChunkGrid grid{shape, {chunk.begin(), chunk.end()}, element};
+    const std::size_t batch = std::max<std::size_t>(1, kBatchBytes / grid.chunk_bytes());
+    for (std::size_t first = 0; first < grid.chunks(); first += batch) {
       throw_if_interrupted();
-      std::vector<std::size_t> start(shape.size(), 0);
-      std::vector<std::size_t> count = shape;
-      start[0] = first;
-      count[0] = std::min(rows, shape[0] - first);
-      write_block(path, dataset, type, start, count, static_cast<const char*>(data) + first * row);
+      write_chunks(path, dataset, grid, data, first, std::min(batch, grid.chunks() - first));
     }
     return dataset;
+  }
+
+  void write_chunks(const std::string& path, const Handle& dataset, const ChunkGrid& grid, const void* data,
+                    std::size_t first, std::size_t count) {
+    std::vector<std::vector<unsigned char>> packed(count);
+    // Isolated: a thread that waits here holds the library's lock and must not pick up somebody else's work,
+    // which may want it too.
+    tbb::this_task_arena::isolate([&] {
+      tbb::parallel_for(std::size_t{0}, count,
+                        [&](std::size_t i) { packed[i] = packers.local().pack(grid, data, first + i); });
+    });
+    constexpr std::uint32_t kNoFilterLeftOut = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::vector<hsize_t> at = to_hsize(grid.origin(first + i));
+      if (H5Dwrite_chunk(dataset.get(), H5P_DEFAULT, kNoFilterLeftOut, at.data(), packed[i].size(),
+                         packed[i].data()) < 0 ||
+          sink.error != 0) {
+        fail("tensor " + path);
+      }
+    }
   }
 
   template <class T>
@@ -279,6 +303,7 @@ struct CaptureWriter::State {
   hdf5::DescriptorSink sink;
   Handle file, make_parents, bf16;
   std::map<std::string, Handle> streams;
+  tbb::enumerable_thread_specific<ChunkPacker> packers;
 };
 
 namespace {
