@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "backends/backend.hpp"
+#include "backends/device.hpp"
 #include "backends/emulator.hpp"
 #include "backends/fp32.hpp"
 #ifdef BITATTN_WITH_GPU_EMULATOR
@@ -14,6 +15,9 @@
 #include "backends/reference.hpp"
 #include "backends/remedied.hpp"
 #include "datasets/error.hpp"
+#if defined(BITATTN_WITH_GPU_EMULATOR) || defined(BITATTN_WITH_GPU_KERNELS)
+#include "gpu/common/device.hpp"
+#endif
 
 namespace bitattn {
 
@@ -52,6 +56,20 @@ std::unique_ptr<Backend> make_backend(const std::string& name) {
   }
   throw InputError("no backend is called '" + name + "'; there are " + known +
                    ", and fa3+REMEDY (bitattn backends lists all)");
+}
+
+std::string device_of(const std::string& backend) {
+#if defined(BITATTN_WITH_GPU_EMULATOR) || defined(BITATTN_WITH_GPU_KERNELS)
+  if (backend.starts_with("gpu:") || backend.starts_with("emu-gpu:")) {
+    try {
+      return gpu::select_device().name;
+    } catch (const gpu::Error& error) {
+      throw InputError(backend + ": " + error.what());
+    }
+  }
+#endif
+  static_cast<void>(backend);
+  return "CPU";
 }
 
 }  // namespace bitattn

@@ -10,6 +10,7 @@
 #include "audit/locate.hpp"
 #include "audit/trace.hpp"
 #include "backends/backend.hpp"
+#include "backends/device.hpp"
 #include "cli/capture_list.hpp"
 #include "cli/command.hpp"
 #include "cli/output.hpp"
@@ -33,7 +34,7 @@ void name_the_maker(Problem& problem, const std::string& backend) {
   }
   problem.attributes["kernel"] = "bitattn " + backend;
   problem.attributes["kernel_version"] = BITATTN_VERSION;
-  problem.attributes["device"] = "CPU";
+  problem.attributes["device"] = device_of(backend);
 }
 
 /// Says what a full trace will write, and refuses one that the disk cannot hold even when compressed well.
