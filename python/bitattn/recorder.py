@@ -1,0 +1,374 @@
+"""The recorder's core: which calls are kept, what becomes of them, and the files they end in. NumPy and h5py only.
+
+A framework's hook (bitattn.torch) opens a Call for every attention call that it sees, fills its tensors and its statistics while
+forward and backward run, and ends the step. Files appear under their names whole, in one step of the file system.
+"""
+
+from dataclasses import dataclass, field
+import fnmatch
+import json
+import math
+import os
+import threading
+import warnings
+
+import h5py
+import numpy as np
+
+from . import words
+
+#: Axes of every tensor by name: what of it belongs to a query head, and what to a query token.
+QUERY_TENSORS = ("q", "out", "dout", "dq", "lse")
+KEY_TENSORS = ("k", "v", "dk", "dv")
+TENSORS = ("q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv")
+
+
+class CaptureRefused(RuntimeError):
+    """What was asked for cannot be recorded; the message says why, and what to do instead."""
+
+
+class CaptureWarning(UserWarning):
+    """A call, or all further calls, could not be recorded. The run goes on."""
+
+
+def _as_test(choice, what):
+    """None: nothing, "all": everything, a number, a collection, or a function: as a function of one argument."""
+    if choice is None:
+        return lambda value: False
+    if isinstance(choice, str):
+        if choice != "all":
+            raise ValueError(f'{what} is "{choice}", expected "all", numbers, or a function')
+        return lambda value: True
+    if callable(choice):
+        return choice
+    if isinstance(choice, int):
+        return lambda value: value == choice
+    return choice.__contains__ if isinstance(choice, (range, set, frozenset)) else set(choice).__contains__
+
+
+@dataclass
+class Selection:
+    """Which tensors are kept. `steps`: None, "all", a number, a collection, or a function of the step.
+
+    `layers`: a pattern as of the shell, or several, over layer names. `heads`: query heads, completed to whole groups of a KV head;
+    `batch`: batch elements, or packed sequences. None: all of them.
+    """
+
+    steps: object = None
+    layers: object = None
+    heads: object = None
+    batch: object = None
+
+    def __post_init__(self):
+        self._wants_step = _as_test(self.steps, "steps")
+        patterns = [self.layers] if isinstance(self.layers, str) else self.layers
+        self.patterns = None if patterns is None else tuple(patterns)
+        for name in ("heads", "batch"):
+            chosen = getattr(self, name)
+            if chosen is None:
+                continue
+            chosen = sorted({int(n) for n in ([chosen] if isinstance(chosen, int) else chosen)})
+            if not chosen or chosen[0] < 0:
+                raise ValueError(f"{name} is {chosen}, expected numbers from 0")
+            setattr(self, name, chosen)
+
+    def wants_step(self, step):
+        return bool(self._wants_step(step))
+
+    def wants_layer(self, layer):
+        return self.patterns is None or any(fnmatch.fnmatchcase(layer, pattern) for pattern in self.patterns)
+
+
+@dataclass
+class Cut:
+    """The part of one call's tensors that is kept: `heads_q`, `heads_kv`, `batch` are indices, or None for all."""
+
+    launch_batch: int
+    launch_heads_q: int
+    launch_heads_kv: int
+    heads_q: object = None
+    heads_kv: object = None
+    batch: object = None
+    tokens_q: object = None
+    tokens_k: object = None
+    cu_seqlens_q: object = None
+    cu_seqlens_k: object = None
+
+    @classmethod
+    def of(cls, selection, batch, heads_q, heads_kv, cu_seqlens_q=None, cu_seqlens_k=None):
+        """For a call of that many batch elements (or packed sequences, whose offsets are given) and heads."""
+        cut = cls(batch, heads_q, heads_kv)
+        if heads_kv < 1 or heads_q % heads_kv:
+            raise CaptureRefused(f"{heads_q} query heads over {heads_kv} KV heads, expected a multiple")
+        group = heads_q // heads_kv
+        if selection.heads is not None:
+            kept = sorted({h // group for h in selection.heads if h < heads_q})
+            if not kept:
+                raise CaptureRefused(f"none of heads {selection.heads} exists, the call has {heads_q}")
+            if len(kept) < heads_kv:
+                cut.heads_kv = kept
+                cut.heads_q = [h * group + g for h in kept for g in range(group)]
+        if selection.batch is not None:
+            kept = [b for b in selection.batch if b < batch]
+            if not kept:
+                raise CaptureRefused(f"none of batch elements {selection.batch} exists, the call has {batch}")
+            if len(kept) < batch:
+                cut.batch = kept
+        cut.cu_seqlens_q, cut.cu_seqlens_k = cu_seqlens_q, cu_seqlens_k
+        if cut.batch is not None and cu_seqlens_q is not None:
+            cut.tokens_q, cut.cu_seqlens_q = cls._pack(cut.batch, cu_seqlens_q)
+            cut.tokens_k, cut.cu_seqlens_k = cls._pack(cut.batch, cu_seqlens_k)
+        return cut
+
+    @staticmethod
+    def _pack(sequences, offsets):
+        spans = [np.arange(offsets[b], offsets[b + 1]) for b in sequences]
+        lengths = [0] + [len(span) for span in spans]
+        return np.concatenate(spans).tolist(), np.cumsum(lengths).astype(np.int32)
+
+    @property
+    def whole(self):
+        return self.heads_kv is None and self.batch is None
+
+    def apply(self, name, tensor):
+        """The kept part of a tensor ([B,S,H,D] or [total,H,D]; lse [B,H,S] or [H,total]), of NumPy or torch."""
+        of_query = name in QUERY_TENSORS
+        heads = self.heads_q if of_query else self.heads_kv
+        tokens = self.tokens_q if of_query else self.tokens_k
+        if self.cu_seqlens_q is None:
+            if self.batch is not None:
+                tensor = tensor[self.batch]
+            if heads is not None:
+                tensor = tensor[:, heads] if name == "lse" else tensor[:, :, heads]
+        elif name == "lse":
+            tensor = tensor if heads is None else tensor[heads]
+            tensor = tensor if tokens is None else tensor[:, tokens]
+        else:
+            tensor = tensor if tokens is None else tensor[tokens]
+            tensor = tensor if heads is None else tensor[:, heads]
+        return tensor
+
+    def attributes(self):
+        """What a kernel was launched with, where only a part of it is kept."""
+        if self.whole:
+            return {}
+        heads = range(self.launch_heads_q) if self.heads_q is None else self.heads_q
+        batch = range(self.launch_batch) if self.batch is None else self.batch
+        return {
+            "launch_batch": self.launch_batch,
+            "launch_heads_q": self.launch_heads_q,
+            "launch_heads_kv": self.launch_heads_kv,
+            "heads_kept": ",".join(str(b * self.launch_heads_q + h) for b in batch for h in heads),
+        }
+
+
+@dataclass
+class Call:
+    """One attention call of one step. `tensors`: BF16 words as uint16, lse as float32, laid out as in a capture."""
+
+    layer: str
+    index: int
+    step: int
+    wants_tensors: bool
+    attributes: dict = field(default_factory=dict)
+    tensors: dict = field(default_factory=dict)
+    cut: object = None
+    statistics: dict = field(default_factory=dict)
+    obstacle: str = ""
+    state: object = None  # the hook's own, while the step runs
+
+    @property
+    def group(self):
+        """Its group in a file: /step_000100/layer, with .1, .2, … for further calls of the layer in the step."""
+        name = self.layer.replace("/", "_")
+        return f"/step_{self.step:06d}/{name}" + (f".{self.index}" if self.index else "")
+
+    def check(self):
+        """Raises CaptureRefused unless the shapes of all tensors fit, so that what is written can be read."""
+        shapes = {name: tuple(x.shape) for name, x in self.tensors.items()}
+        for name in "qkv":
+            if name not in shapes:
+                raise CaptureRefused(f"{name} was not seen")
+        q, k, v = shapes["q"], shapes["k"], shapes["v"]
+        packed = "cu_seqlens_q" in self.tensors
+        tokens_q, tokens_k = q[:-2], k[:-2]
+        expected = {
+            "q": tokens_q + (q[-2], q[-1]),
+            "k": tokens_k + (k[-2], q[-1]),
+            "v": tokens_k + (k[-2], v[-1]),
+            "out": tokens_q + (q[-2], v[-1]),
+            "lse": (q[-2],) + tokens_q if packed else tokens_q[:1] + (q[-2],) + tokens_q[1:],
+        }
+        expected |= {"dout": expected["out"], "dq": expected["q"], "dk": expected["k"], "dv": expected["v"]}
+        for name, shape in shapes.items():
+            if name in expected and shape != expected[name]:
+                raise CaptureRefused(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
+            if name in expected and self.tensors[name].dtype != (np.float32 if name == "lse" else np.uint16):
+                raise CaptureRefused(f"{name} has type {self.tensors[name].dtype}, expected BF16 words as uint16, and lse as float32")
+        if len(q) != (3 if packed else 4):
+            raise CaptureRefused(f"q has shape {list(q)}, expected {'[total,H,D]' if packed else '[B,S,H,D]'}")
+
+
+def _write_call(file, call, compress):
+    call.check()
+    group = file.create_group(call.group)
+    for name, array in call.tensors.items():
+        words.write_array(group, name, array, compress)
+    attributes = {"schema_version": 1, "layout": "THD" if "cu_seqlens_q" in call.tensors else "BSHD"}
+    attributes |= call.attributes
+    attributes |= {"step": call.step, "layer": call.layer, "call": call.index}
+    if call.cut is not None:
+        attributes |= call.cut.attributes()
+    for name, value in attributes.items():
+        group.attrs[name] = value
+
+
+def write_captures(path, calls, compress=0):
+    """Calls into one new file, which replaces what stood there in one step once it is whole and on the disk."""
+    aside = f"{path}.{os.getpid()}.tmp"
+    try:
+        with h5py.File(aside, "w", libver=("earliest", "v108")) as file:
+            for call in calls:
+                _write_call(file, call, compress)
+        with open(aside, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(aside, path)
+    finally:
+        if os.path.exists(aside):
+            os.unlink(aside)
+
+
+def _json_number(value):
+    value = float(value)
+    return value if math.isfinite(value) else None
+
+
+class Recorder:
+    """Calls of one process, step by step, into a folder.
+
+    Tensors go to FOLDER/step_000100_rank_0000.h5, a file a step that was chosen; statistics to FOLDER/statistics_rank_0000.jsonl, a line
+    a call, always. What cannot be written is warned of once and ends the recording, never the run; with `strict` it raises.
+    """
+
+    def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0):
+        self.folder = os.fspath(folder)
+        self.selection = selection or Selection()
+        self.rank = int(rank)
+        self.attributes = dict(attributes or {})
+        self.compress = compress
+        self.strict = strict
+        self.step = first_step
+        self.stopped = ""
+        self.files = []
+        self.calls_seen = 0
+        self._calls = []
+        self._count = {}
+        self._on_demand = 0
+        self._said = set()
+        self._lock = threading.Lock()
+        os.makedirs(self.folder, exist_ok=True)
+
+    @property
+    def statistics_file(self):
+        return os.path.join(self.folder, f"statistics_rank_{self.rank:04d}.jsonl")
+
+    def capture_file(self, step):
+        return os.path.join(self.folder, f"step_{step:06d}_rank_{self.rank:04d}.h5")
+
+    def record_next(self, steps=1):
+        """Keep the tensors of this step and the ones after it, that many in all, whatever `steps` said."""
+        self._on_demand = max(self._on_demand, int(steps))
+
+    def warn(self, text, once=None):
+        """A CaptureWarning; with `once`, only the first of that key."""
+        with self._lock:
+            if once is not None and once in self._said:
+                return
+            self._said.add(once)
+        warnings.warn(text, CaptureWarning, stacklevel=3)
+
+    def refuse(self, call, why):
+        """This call's tensors are not kept; its statistics are."""
+        call.obstacle = why
+        call.tensors.clear()
+        if self.strict:
+            raise CaptureRefused(f"{call.layer}: {why}")
+        self.warn(f"{call.layer}: tensors are not recorded: {why}", once=(call.layer, why))
+
+    def open_call(self, layer):
+        """A new call of the current step; None where nothing is to be recorded of it."""
+        if self.stopped:
+            return None
+        with self._lock:
+            self.calls_seen += 1
+            if not self.selection.wants_layer(layer):
+                return None
+            index = self._count.get(layer, 0)
+            self._count[layer] = index + 1
+            wants = self._on_demand > 0 or self.selection.wants_step(self.step)
+            call = Call(layer, index, self.step, wants, dict(self.attributes) | {"rank": self.rank})
+            self._calls.append(call)
+            return call
+
+    def drop_call(self, call):
+        """Forgets a call; the layer's later ones move up."""
+        with self._lock:
+            self._calls.remove(call)
+            self._count[call.layer] -= 1
+            for other in self._calls:
+                if other.layer == call.layer and other.index > call.index:
+                    other.index -= 1
+
+    def open_calls(self, layer):
+        """The calls of a layer in this step, latest first."""
+        return [call for call in reversed(list(self._calls)) if call.layer == layer]
+
+    @property
+    def calls(self):
+        return list(self._calls)
+
+    def finish_step(self, next_step=None):
+        """Writes what the step left, and begins the next. Returns the capture file's path, or None."""
+        calls, step = self._calls, self.step
+        self._calls, self._count = [], {}
+        self.step = step + 1 if next_step is None else int(next_step)
+        self._on_demand = max(0, self._on_demand - 1)
+        if self.stopped or not calls:
+            return None
+        kept = []
+        for call in calls:
+            if not call.wants_tensors or call.obstacle or not call.tensors:
+                continue
+            try:
+                call.check()
+                kept.append(call)
+            except CaptureRefused as why:
+                self.refuse(call, str(why))
+        path = self.capture_file(step) if kept else None
+        try:
+            if kept:
+                write_captures(path, kept, self.compress)
+                self.files.append(path)
+            self._append_statistics(calls)
+        except OSError as error:
+            if self.strict:
+                raise
+            self.stopped = str(error)
+            self.warn(f"recording has stopped, the run goes on: {error}")
+            return None
+        return path
+
+    def _append_statistics(self, calls):
+        lines = []
+        for call in calls:
+            if not call.statistics and not call.obstacle:
+                continue
+            line = {"step": call.step, "rank": self.rank, "layer": call.layer, "call": call.index}
+            line["kernel"] = call.attributes.get("kernel", "")
+            line |= {name: _json_number(value) for name, value in call.statistics.items()}
+            if call.obstacle:
+                line["not_recorded"] = call.obstacle
+            lines.append(json.dumps(line))
+        if lines:
+            with open(self.statistics_file, "a", encoding="utf-8") as file:
+                file.write("\n".join(lines) + "\n")
