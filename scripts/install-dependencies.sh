@@ -10,6 +10,8 @@ packages=(
   libcli11-dev libfmt-dev nlohmann-json3-dev        # 2.1.2, 9.1, 3.11.2
   libgtest-dev libgmock-dev libbenchmark-dev        # 1.12.1, 1.7.1
   python3 python3-h5py python3-numpy                # 3.11, 3.7, 1.24: tests read what bitattn writes with h5py
+  python3-matplotlib python3-nbclient               # 3.6, 0.7: the notebooks, executed as a test
+  python3-nbformat python3-ipykernel                # 5.5, 6.17
 )
 
 missing=()
