@@ -46,6 +46,9 @@ double visible_pairs(const Problem& problem) {
 }
 
 /// Truths of one slice of heads: of the problem itself, and of the problems that other functions make of it.
+/// Mean-free keys are no other function: whatever vector all keys of a row are moved by, softmax gives the
+/// same P, and sum_j dS_ij = 0 gives the same dQ and dK. So the truth of the unrounded mean-free key is that
+/// of the problem itself, and the cast of the moved keys is an error like any other.
 class Truths {
  public:
   Truths(const Capture& slice, const RemediesOptions& options) : slice_(slice), options_(options) {}
@@ -56,6 +59,20 @@ class Truths {
     for (const Remedy r : {Remedy::qk_norm, Remedy::qk_norm_gain}) {
       if (remedies.has(r)) functions.add(r);
     }
+    return on(functions);
+  }
+
+  /// The truth on the inputs that attention is given, their cast included.
+  const Result& of_inputs(const RemedySet& remedies) {
+    RemedySet inputs;
+    for (const profile::RemedyInfo& i : profile::kRemedies) {
+      if (remedies.has(i.remedy) && is_input_remedy(i.remedy)) inputs.add(i.remedy);
+    }
+    return on(inputs);
+  }
+
+ private:
+  const Result& on(const RemedySet& functions) {
     for (const Known& known : known_) {
       if (known.functions == functions) return *known.truth;
     }
@@ -69,7 +86,6 @@ class Truths {
     return *known_.back().truth;
   }
 
- private:
   struct Known {
     RemedySet functions;
     std::unique_ptr<Result> truth;
@@ -107,10 +123,34 @@ void add_trial(const Capture& slice, const Result& truth, const RemediesOptions&
   gathered.leak2 += drift.leak_squares();
 }
 
+bool centres_inputs(const RemedySet& remedies) {
+  return remedies.has(Remedy::mean_free_keys) || remedies.has(Remedy::mean_free_keys_bf16);
+}
+
+/// What the cast of moved keys does by itself: one truth against the other.
+void add_input_error(const Problem& slice, const Result& moved, const Result& truth, RemedyTrial& trial) {
+  ErrorsAgainstTruth errors(slice);
+  errors.add_slice(moved, truth, 0, slice.heads_kv);
+  trial.dq_of_inputs.add(errors.tensors()[1].whole.before_cast);
+  trial.dk_of_inputs.add(errors.tensors()[2].whole.before_cast);
+}
+
+/// Errors leave out what is not finite, so a trial must not have more of that than fp32.
 bool good_enough(const RemedyTrial& trial, const RemedyTrial& fp32, double factor) {
-  return trial.not_tried.empty() && !trial.other_function &&
-         trial.dq_stored.relative() <= factor * fp32.dq_stored.relative() &&
-         trial.dk_stored.relative() <= factor * fp32.dk_stored.relative();
+  return trial.not_tried.empty() && !trial.other_function && trial.dq_times_fp32 <= factor &&
+         trial.dk_times_fp32 <= factor && trial.dq_stored.not_finite <= fp32.dq_stored.not_finite &&
+         trial.dk_stored.not_finite <= fp32.dk_stored.not_finite;
+}
+
+/// Why the errors of fp32 can be no yardstick; "": they can.
+std::string missing_yardstick(const RemedyTrial& fp32) {
+  const auto why = [](const char* tensor, const ErrorSum& error) -> std::string {
+    if (!std::isnan(error.relative())) return "";
+    return std::string("no error of fp32's ") + tensor +
+           (error.elements == error.not_finite ? ": nothing is finite" : ": the truth is zero");
+  };
+  const std::string dq = why("dQ", fp32.dq_stored);
+  return dq.empty() ? why("dK", fp32.dk_stored) : dq;
 }
 
 bool has_input_remedy(const RemedySet& remedies) {
@@ -154,9 +194,7 @@ CostOfRemedies cost_of(const Problem& problem, const RemedySet& remedies) {
   double low = 0;
   double high = 0;
   bool measured = true;
-  for (const profile::RemedyInfo& i : profile::kRemedies) {
-    if (!remedies.has(i.remedy)) continue;
-    const profile::RemedyCost& c = i.cost;
+  const auto add = [&](const profile::RemedyCost& c) {
     cost.forward_ops += c.forward_ops;
     cost.backward_ops += c.backward_ops;
     forward_products += c.forward_products;
@@ -166,9 +204,18 @@ CostOfRemedies cost_of(const Problem& problem, const RemedySet& remedies) {
                   c.bytes_per_q * static_cast<double>(problem.total_q() * problem.q_stride()) +
                   c.bytes_per_k * static_cast<double>(problem.total_k() * problem.k_stride()) +
                   c.bytes_per_row * rows;
-    measured = measured && c.measured_high >= 0;
-    low += c.measured_low;
-    high += c.measured_high;
+  };
+  std::uint8_t shared = 0;
+  for (const profile::RemedyInfo& i : profile::kRemedies) {
+    if (!remedies.has(i.remedy)) continue;
+    add(i.cost);
+    shared |= i.shares;
+    measured = measured && i.cost.measured_high >= 0;
+    low += i.cost.measured_low;
+    high += i.cost.measured_high;
+  }
+  for (const profile::SharedCost& s : profile::kSharedCosts) {
+    if (profile::has(shared, s.work)) add(s.cost);
   }
   if (cost.pairs == 0) return cost;
   // Cycles of one multiprocessor for a pair.
@@ -187,6 +234,12 @@ CostOfRemedies cost_of(const Problem& problem, const RemedySet& remedies) {
     cost.measured_high = high;
   }
   return cost;
+}
+
+double times_fp32(double error, double fp32_error) {
+  if (std::isnan(error) || std::isnan(fp32_error)) return std::numeric_limits<double>::quiet_NaN();
+  if (fp32_error > 0) return error / fp32_error;
+  return error > 0 ? std::numeric_limits<double>::infinity() : 1.0;
 }
 
 std::vector<std::string> usual_trials(bool experimental) {
@@ -254,7 +307,11 @@ RemediesReport try_remedies(const Capture& capture, const RemediesOptions& optio
     for (std::size_t t = 0; t < report.trials.size(); ++t) {
       RemedyTrial& trial = report.trials[t];
       if (!trial.not_tried.empty()) continue;
-      add_trial(slice, truths.of(trial.remedies), options, trial, gathered[t]);
+      const Result& truth = truths.of(trial.remedies);
+      add_trial(slice, truth, options, trial, gathered[t]);
+      if (centres_inputs(trial.remedies)) {
+        add_input_error(slice.problem, truths.of_inputs(trial.remedies), truth, trial);
+      }
     }
   }
   for (std::size_t t = 0; t < report.trials.size(); ++t) {
@@ -266,6 +323,12 @@ RemediesReport try_remedies(const Capture& capture, const RemediesOptions& optio
     if (trial.dq.truth2 > 0) trial.leak = std::sqrt(g.leak2 / trial.dq.truth2);
   }
   const RemedyTrial& fp32 = report.trials.back();
+  report.no_yardstick = missing_yardstick(fp32);
+  for (RemedyTrial& trial : report.trials) {
+    trial.dq_times_fp32 = times_fp32(trial.dq_stored.relative(), fp32.dq_stored.relative());
+    trial.dk_times_fp32 = times_fp32(trial.dk_stored.relative(), fp32.dk_stored.relative());
+  }
+  if (!report.no_yardstick.empty()) return report;
   for (std::size_t t = 0; t < report.trials.size(); ++t) {
     const RemedyTrial& trial = report.trials[t];
     if (has_experimental_remedy(trial.remedies) || !good_enough(trial, fp32, options.factor)) continue;

@@ -37,6 +37,12 @@ struct RemedyTrial {
   std::string not_tried;        ///< why not; "": it was
   ErrorSum out, dq, dk, dv;     ///< before the last cast
   ErrorSum out_stored, dq_stored, dk_stored, dv_stored;
+  /// Mean-free keys: error of the truth on the keys that they are cast to, which any kernel then has; against
+  /// the same truth as the rest. No elements for other remedies.
+  ErrorSum dq_of_inputs, dk_of_inputs;
+  /// Stored error over that of fp32; 1 where both are exact, infinity where only fp32 is, NaN where either is
+  /// not defined.
+  double dq_times_fp32 = 0, dk_times_fp32 = 0;
   double drift = 0;  ///< RMS over rows of the sum of what is multiplied with K, corrections included; NaN:
                      ///< not seen
   /// |softmax_scale * drift * key averaged with the row's P'| over |dQ|, Frobenius; the key is the one that
@@ -61,8 +67,12 @@ struct RemediesReport {
   /// Index of the cheapest trial that is good enough in dQ and dK: inside the kernel, and with changes of the
   /// model's inputs allowed. None: not even one was.
   std::optional<std::size_t> cheapest, cheapest_with_inputs;
+  std::string no_yardstick;  ///< why fp32's errors are no yardstick and nothing is recommended; "": they are
   bool plain_is_enough() const { return cheapest && *cheapest == 0; }
 };
+
+/// A trial's stored error over fp32's (RemedyTrial::dq_times_fp32).
+double times_fp32(double error, double fp32_error);
 
 /// The backends that are tried unless others are named.
 std::vector<std::string> usual_trials(bool experimental);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cli/table.hpp"
@@ -22,14 +23,14 @@ std::string share(double x) {
   return fmt::format("{:.1f}%", 100 * x);
 }
 
-/// A name without "fa3+", broken after a '+' into lines that fit the column.
+/// A name without "fa3+", broken after a '+' or ':' into lines that fit the column.
 std::vector<std::string> name_lines(const std::string& name) {
-  constexpr std::size_t kWidth = 36;
+  constexpr std::size_t kWidth = 26;
   std::vector<std::string> lines{""};
   std::string rest = name.rfind("fa3+", 0) == 0 ? name.substr(4) : name;
   while (!rest.empty()) {
-    const std::size_t plus = rest.find('+');
-    const std::string part = rest.substr(0, plus == std::string::npos ? plus : plus + 1);
+    const std::size_t end = rest.find_first_of("+:");
+    const std::string part = rest.substr(0, end == std::string::npos ? end : end + 1);
     if (!lines.back().empty() && lines.back().size() + part.size() > kWidth) lines.emplace_back("  ");
     lines.back() += part;
     rest.erase(0, part.size());
@@ -47,10 +48,29 @@ void add_row(Table& table, const std::string& name, const std::vector<std::strin
   }
 }
 
+/// What mean-free keys are judged against, and what their cast alone costs.
+std::string moved_keys_text(const audit::RemediesReport& report) {
+  std::string figures;
+  for (const profile::Remedy remedy :
+       {profile::Remedy::mean_free_keys, profile::Remedy::mean_free_keys_bf16}) {
+    const auto t = std::find_if(report.trials.begin(), report.trials.end(), [&](const RemedyTrial& trial) {
+      return trial.remedies.has(remedy) && !trial.other_function && trial.dq_of_inputs.elements > 0;
+    });
+    if (t == report.trials.end()) continue;
+    figures += fmt::format("{}{} into dQ and {} into dK ({})", figures.empty() ? "" : ", ",
+                           figure(t->dq_of_inputs.relative()), figure(t->dk_of_inputs.relative()),
+                           profile::info(remedy).name);
+  }
+  if (figures.empty()) return "";
+  return wrapped(
+      "Mean-free keys are judged against the truth of the unrounded moved keys, which by softmax's "
+      "invariance is that of the capture. In any kernel, fp32 too, the cast of the moved keys alone puts " +
+      figures + ".");
+}
+
 std::string errors_text(const audit::RemediesReport& report) {
   std::string text =
-      "\nERRORS   relative to the truth, before the last cast and as stored in BF16; what still drifts and "
-      "leaks\n";
+      "\nERRORS   relative to the truth, before the last cast and as stored; what still drifts and leaks\n";
   Table table;
   table.column("remedy", true).column("dQ").column("stored").column("dK").column("stored");
   table.column("dV").column("stored").column("drift").column("leak");
@@ -68,6 +88,7 @@ std::string errors_text(const audit::RemediesReport& report) {
   bool other = false;
   for (const RemedyTrial& t : report.trials) other = other || t.other_function;
   if (other) text += wrapped("* another function: against the truth of the changed problem.");
+  text += moved_keys_text(report);
   for (const RemedyTrial& t : report.trials) {
     if (!t.not_tried.empty()) text += wrapped("not tried: " + t.name + ": " + t.not_tried);
   }
@@ -75,30 +96,37 @@ std::string errors_text(const audit::RemediesReport& report) {
 }
 
 std::string cost_text(const audit::RemediesReport& report) {
-  std::string text =
-      "\nCOST   beyond the unmodified kernel, forward and backward together (it has 7 tensor-core "
-      "products)\n";
+  std::string text = "\nCOST   beyond the unmodified kernel, forward and backward together\n";
   Table table;
-  table.column("remedy", true).column("fp32 ops/pair").column("products").column("fp32 products");
-  table.column("bytes").column("estimate").column("measured").column("  warning", true);
+  table.column("remedy", true).column("ops/pair").column("products").column("in fp32");
+  table.column("bytes").column("estimate").column("measured");
   for (const RemedyTrial& t : report.trials) {
     if (t.remedies.empty()) continue;
     const audit::CostOfRemedies& c = t.cost;
-    std::string warning;
-    for (const profile::RemedyInfo& i : profile::kRemedies) {
-      if (t.remedies.has(i.remedy) && profile::text(t.remedies) == i.name) warning = std::string(i.warning);
-    }
     add_row(table, t.name,
             {fmt::format("{:g}", c.forward_ops + c.backward_ops), fmt::format("{:.3g}", c.products),
              fmt::format("{:g}", c.fp32_products), bytes_text(c.bytes), share(c.estimate),
-             c.measured_low ? fmt::format("{:.1f}-{}", 100 * *c.measured_low, share(*c.measured_high)) : "",
-             warning.empty() ? "" : "  " + warning});
+             c.measured_low ? fmt::format("{:.1f}-{}", 100 * *c.measured_low, share(*c.measured_high)) : ""});
   }
   return text + table.text() +
          wrapped(
-             "estimate: share of the kernel's time on an H200, from the counts; measured: in a real kernel "
-             "at "
-             "4096 to 8192 keys (docs/remedies.md).");
+             "ops/pair: fp32 operations for every visible (query, key) pair; products: on the tensor core, "
+             "which has 7; in fp32: without it; estimate: share of the kernel's time on an H200, from the "
+             "counts; measured: in a real kernel at 4096 to 8192 keys (docs/remedies.md).");
+}
+
+/// What is known against the remedies that were tried, alone or with others.
+std::string warnings_text(const audit::RemediesReport& report) {
+  std::string text;
+  for (const profile::RemedyInfo& i : profile::kRemedies) {
+    const bool tried = std::any_of(report.trials.begin(), report.trials.end(),
+                                   [&](const RemedyTrial& t) { return t.remedies.has(i.remedy); });
+    if (!tried || i.warning.empty()) continue;
+    // The first line at the margin of the section, the rest indented below it.
+    const std::string lines = wrapped(fmt::format("{}: {}.", i.name, i.warning), 4);
+    text += lines.substr(2);
+  }
+  return text.empty() ? "" : "\nWARNINGS\n" + text;
 }
 
 std::string recommendation_text(const audit::RemediesReport& report) {
@@ -109,9 +137,11 @@ std::string recommendation_text(const audit::RemediesReport& report) {
       fmt::format("stored dQ and dK within {:g} times those of fp32 ({} and {})", report.factor,
                   figure(fp32.dq_stored.relative()), figure(fp32.dk_stored.relative()));
   const auto reached = [&](const RemedyTrial& t) {
-    return fmt::format("{:.3g} and {:.3g} times", t.dq_stored.relative() / fp32.dq_stored.relative(),
-                       t.dk_stored.relative() / fp32.dk_stored.relative());
+    return fmt::format("{:.3g} and {:.3g} times", t.dq_times_fp32, t.dk_times_fp32);
   };
+  if (!report.no_yardstick.empty()) {
+    return text + wrapped("None: there is " + report.no_yardstick + ".");
+  }
   if (report.plain_is_enough()) {
     return text + wrapped(fmt::format("None: fa3 as it is has {}: {}.", goal, reached(plain)));
   }
@@ -146,7 +176,7 @@ std::string remedies_report(const Capture& capture, const audit::RemediesReport&
   std::string text = fmt::format("{}\n", one_line(report.capture));
   text += fmt::format("  {} queries, {} keys, heads {}:{}, head size {}{}\n", p.total_q(), p.total_k(),
                       p.heads_q, p.heads_kv, p.head_dim, p.causal ? ", causal" : "");
-  return text + recommendation_text(report) + errors_text(report) + cost_text(report);
+  return text + recommendation_text(report) + errors_text(report) + cost_text(report) + warnings_text(report);
 }
 
 Json remedies_json(const audit::RemediesReport& report) {
@@ -161,7 +191,12 @@ Json remedies_json(const audit::RemediesReport& report) {
                        {"dq", pair_json(t.dq, t.dq_stored)},
                        {"dk", pair_json(t.dk, t.dk_stored)},
                        {"dv", pair_json(t.dv, t.dv_stored)}};
+      one["times_fp32"] = {{"dq", json_number(t.dq_times_fp32)}, {"dk", json_number(t.dk_times_fp32)}};
       one["other_function"] = t.other_function;
+      if (t.dq_of_inputs.elements > 0) {
+        one["of_inputs"] = {{"dq", json_number(t.dq_of_inputs.relative())},
+                            {"dk", json_number(t.dk_of_inputs.relative())}};
+      }
       one["drift"] = json_number(t.drift);
       one["leak"] = json_number(t.leak);
     }
@@ -180,6 +215,7 @@ Json remedies_json(const audit::RemediesReport& report) {
   const auto name = [&](const std::optional<std::size_t>& i) {
     return i ? Json(report.trials[*i].name) : Json(nullptr);
   };
+  json["no_yardstick"] = report.no_yardstick.empty() ? Json(nullptr) : Json(report.no_yardstick);
   json["cheapest"] = name(report.cheapest);
   json["cheapest_with_inputs"] = name(report.cheapest_with_inputs);
   return json;

@@ -94,6 +94,22 @@ struct RemedyCost {
   double measured_low = -1, measured_high = -1;  ///< the same as shares of the unmodified kernel's time
 };
 
+/// Work that several remedies rest on; done once for a set of them, however many need it.
+enum class SharedWork : std::uint8_t {
+  pair_list = 1U << 0U,  ///< pairs with P' > 1/16: found, written, read, and a row of K and of Q gathered
+  fp32_dk = 1U << 1U,    ///< dK leaves the main kernel in fp32
+};
+
+struct SharedCost {
+  SharedWork work;
+  RemedyCost cost;
+};
+/// A compare for every pair; 2.2 listed pairs a row (real runs), 24 bytes and two BF16 rows each.
+inline constexpr std::array<SharedCost, 2> kSharedCosts{{
+    {SharedWork::pair_list, {.backward_ops = 1, .bytes_per_q = 8.8, .bytes_per_row = 53}},
+    {SharedWork::fp32_dk, {.bytes_per_k = 8}},
+}};
+
 struct RemedyInfo {
   Remedy remedy;
   std::string_view name;         ///< as users type it
@@ -102,8 +118,16 @@ struct RemedyInfo {
   std::uint16_t decides;         ///< set of Decides
   bool experimental;             ///< for comparison only; its name begins with experimental:
   bool needs_zero_sum;           ///< rests on sum_j dS_ij = 0, which a softcap breaks
-  RemedyCost cost;
+  RemedyCost cost;               ///< its own, without what it shares
+  std::uint8_t shares = 0;       ///< set of SharedWork
 };
+
+constexpr std::uint8_t operator|(SharedWork a, SharedWork b) {
+  return static_cast<std::uint8_t>(static_cast<unsigned>(a) | static_cast<unsigned>(b));
+}
+constexpr bool has(std::uint8_t set, SharedWork work) {
+  return (set & static_cast<unsigned>(work)) != 0;
+}
 
 constexpr std::uint16_t decides(Decides a) {
   return static_cast<std::uint16_t>(a);
@@ -183,7 +207,8 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
      decides(Decides::row_sum),
      false,
      true,
-     {.backward_columns = 8, .bytes_per_q = 10, .bytes_per_k = 18, .bytes_per_row = 8}},
+     {.backward_columns = 8, .bytes_per_q = 10, .bytes_per_k = 10, .bytes_per_row = 8},
+     static_cast<std::uint8_t>(SharedWork::fp32_dk)},
     {Remedy::gproj_weighted,
      "gproj-weighted",
      "the row sum of the cast dS is taken out in proportion to P'",
@@ -196,8 +221,9 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
       .backward_columns = 8,
       .fp32_products = 2,
       .bytes_per_q = 10,
-      .bytes_per_k = 18,
-      .bytes_per_row = 16}},
+      .bytes_per_k = 10,
+      .bytes_per_row = 16},
+     static_cast<std::uint8_t>(SharedWork::fp32_dk)},
     {Remedy::heavy_low,
      "heavy-low",
      "what the cast of dS drops is given back for pairs with P' > 1/16",
@@ -205,7 +231,8 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
      decides(Decides::low_parts),
      false,
      false,
-     {.backward_ops = 1, .bytes_per_k = 8, .bytes_per_row = 1200}},
+     {},
+     SharedWork::pair_list | SharedWork::fp32_dk},
     {Remedy::heavy_projection,
      "heavy-projection",
      "the row sum of the cast dS is taken out of pairs with P' > 1/16, in proportion to P'",
@@ -213,7 +240,8 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
      decides(Decides::row_sum),
      false,
      true,
-     {.backward_ops = 1, .backward_columns = 8, .bytes_per_k = 8, .bytes_per_row = 1200}},
+     {.backward_columns = 8},
+     SharedWork::pair_list | SharedWork::fp32_dk},
     {Remedy::ds_split,
      "ds-split",
      "dS as two BF16 numbers, both multiplied with K and Q",
@@ -318,7 +346,7 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
      Decides::row_sum | Decides::low_parts,
      true,
      true,
-     {.backward_columns = 8, .bytes_per_k = 10, .bytes_per_row = 280}},
+     {.backward_columns = 8, .bytes_per_q = 2, .bytes_per_k = 10, .bytes_per_row = 24}},
     {Remedy::uniform_shares,
      "experimental:uniform-shares",
      "as heavy-projection, and the rest of the row sum evenly over the visible keys",
@@ -326,7 +354,8 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
      decides(Decides::row_sum),
      true,
      true,
-     {.backward_ops = 1, .backward_columns = 8, .bytes_per_q = 10, .bytes_per_k = 18, .bytes_per_row = 1200}},
+     {.backward_columns = 8, .bytes_per_q = 10, .bytes_per_k = 10},
+     SharedWork::pair_list | SharedWork::fp32_dk},
 }};
 
 constexpr const RemedyInfo& info(Remedy remedy) {

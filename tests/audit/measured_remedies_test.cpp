@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -150,6 +152,23 @@ TEST(CostOfRemedies, AddsUpAndNothingCostsNothing) {
   }
 }
 
+TEST(CostOfRemedies, CountsSharedWorkOnce) {
+  const Capture capture = generated("normal");
+  const auto of = [&](const char* name) {
+    return audit::cost_of(capture.problem, profile::parse_remedies("fa3+" + std::string(name)).remedies);
+  };
+  // One list serves both; the projection adds the row sum's 8 columns of ones to it and nothing else.
+  const audit::CostOfRemedies low = of("heavy-low");
+  const audit::CostOfRemedies both = of("heavy-low+heavy-projection");
+  EXPECT_DOUBLE_EQ(both.bytes, low.bytes);
+  EXPECT_DOUBLE_EQ(both.backward_ops, low.backward_ops);
+  EXPECT_DOUBLE_EQ(both.products - low.products, 8.0 / 128);
+  // dK in fp32, 8 bytes an element, serves gproj and the list.
+  EXPECT_DOUBLE_EQ(of("heavy-low+gproj").bytes, low.bytes + of("gproj").bytes - 8.0 * 256 * 128);
+  // And apart, each pays for it.
+  EXPECT_DOUBLE_EQ(of("heavy-projection").bytes, low.bytes);
+}
+
 TEST(Recommendation, IsTheCheapestThatIsGoodEnough) {
   const Capture capture = generated("late");
   audit::RemediesOptions options;
@@ -176,6 +195,52 @@ TEST(Recommendation, IsNoneWhereThePlainKernelIsGoodEnough) {
   audit::RemediesOptions options;
   options.factor = 1.7;
   EXPECT_TRUE(audit::try_remedies(generated("normal"), options).plain_is_enough());
+}
+
+TEST(Recommendation, HasNoYardstickWhereFp32HasNoError) {
+  EXPECT_EQ(audit::times_fp32(0, 0), 1);
+  EXPECT_EQ(audit::times_fp32(3, 2), 1.5);
+  EXPECT_TRUE(std::isinf(audit::times_fp32(1e-9, 0)));
+  EXPECT_TRUE(std::isnan(audit::times_fp32(std::nan(""), 1)));
+  EXPECT_TRUE(std::isnan(audit::times_fp32(1, std::nan(""))));
+  // dO = 0: every gradient is exactly 0, in every kernel, and the kernel as it is will do.
+  audit::RemediesOptions options;
+  options.names = {"fa3+gproj", "fa3+mean-free-keys"};
+  Capture still = generated("normal");
+  std::fill(still.problem.dout.data.begin(), still.problem.dout.data.end(), std::uint16_t{0});
+  const audit::RemediesReport zero = audit::try_remedies(still, options);
+  EXPECT_EQ(zero.no_yardstick, "");
+  EXPECT_TRUE(zero.plain_is_enough());
+  for (const audit::RemedyTrial& t : zero.trials) EXPECT_EQ(t.dq_times_fp32, 1) << t.name;
+  // A NaN that every row sees: nothing is finite, nothing can be said.
+  Capture broken = generated("normal");
+  broken.problem.k.data[0] = 0x7fc0;
+  const audit::RemediesReport none = audit::try_remedies(broken, options);
+  EXPECT_NE(none.no_yardstick, "");
+  EXPECT_FALSE(none.cheapest.has_value());
+  EXPECT_FALSE(none.cheapest_with_inputs.has_value());
+}
+
+TEST(MeanFreeKeys, HaveTheCaptureAsTruthAndTheirCastAsError) {
+  audit::RemediesOptions options;
+  options.names = {"fa3+mean-free-keys", "fa3+gproj"};
+  GenerateOptions how;
+  how.regime = "normal";
+  how.seqlen_q = how.seqlen_k = 256;
+  how.causal = true;
+  how.key_shift = 100;
+  Capture shifted;
+  shifted.name = "shifted";
+  shifted.problem = generate(how);
+  const audit::RemediesReport report = audit::try_remedies(shifted, options);
+  const audit::RemedyTrial& centred = report.trials[1];
+  EXPECT_EQ(report.trials[2].dq_of_inputs.elements, 0U);
+  ASSERT_GT(centred.dq_of_inputs.elements, 0U);
+  // Moved back, the keys lose nearly nothing, and what the kernel adds is a healthy kernel's error.
+  EXPECT_LT(centred.dq_of_inputs.relative(), 5e-3);
+  EXPECT_LT(centred.dq.relative(), centred.dq_of_inputs.relative() + 3e-3);
+  EXPECT_GT(centred.dq.relative(), 0.9 * centred.dq_of_inputs.relative());
+  EXPECT_LT(centred.dq.relative(), report.trials.front().dq.relative() / 50);
 }
 
 TEST(Remedies, ThatASoftcapForbidsAreNamedAndNotTried) {

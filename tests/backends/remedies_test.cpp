@@ -760,28 +760,32 @@ double relative_error(const std::vector<double>& x, const std::vector<double>& t
 }
 
 TEST(MeanFreeKeys, AreTheSameFunction) {
-  // Keys whose mean is a BF16 number and that lie near it: centring them rounds nothing, and no gradient may
-  // move.
+  // Keys whose mean is a BF16 number, 16, and that lie near it: centring them rounds nothing, and the truth
+  // must not move beyond its own precision.
   Capture capture = capture_of("normal", kShapes[0]);
   Problem& p = capture.problem;
-  for (std::size_t t = 0; t < p.k.size(); ++t) {
-    p.k.data[t] = arith::bf16_from_fp32(arith::fp32_from_bf16(p.k.data[t]) > 0 ? 17.0F : 15.0F);
+  for (std::size_t j = 0; j < p.seqlen_k; ++j) {
+    for (std::size_t e = 0; e < p.k_stride(); ++e) {
+      const std::size_t pair = j / 2 * 2 * p.k_stride() + e;  // the keys of a pair lie on two sides of 16
+      const bool above = ((pair * 2654435761U >> 7U) & 1U) == j % 2;
+      p.k.data[j * p.k_stride() + e] = arith::bf16_from_fp32(above ? 17.0F : 15.0F);
+    }
   }
+  const Result truth = make_backend("reference")->run(capture, uncast());
   for (const char* remedy : {"mean-free-keys", "mean-free-keys-bf16"}) {
-    const Result truth = make_backend("reference")->run(capture, uncast());
     const Result moved_keys = make_backend("reference+" + std::string(remedy))->run(capture, uncast());
-    // The mean is no BF16 number here, so the keys are off by up to a rounding of theirs.
-    EXPECT_LT(relative_error(moved_keys.uncast.out.data, truth.uncast.out.data), 5e-3) << remedy;
-    EXPECT_LT(relative_error(moved_keys.uncast.dq.data, truth.uncast.dq.data), 2e-2) << remedy;
-    EXPECT_LT(relative_error(moved_keys.uncast.dk.data, truth.uncast.dk.data), 2e-2) << remedy;
+    EXPECT_LT(relative_error(moved_keys.uncast.out.data, truth.uncast.out.data), 1e-13) << remedy;
+    EXPECT_LT(relative_error(moved_keys.uncast.dq.data, truth.uncast.dq.data), 1e-13) << remedy;
+    EXPECT_LT(relative_error(moved_keys.uncast.dk.data, truth.uncast.dk.data), 1e-13) << remedy;
+    EXPECT_LT(relative_error(moved_keys.uncast.dv.data, truth.uncast.dv.data), 1e-13) << remedy;
   }
   // And what it is for: shifted keys, where the plain kernel's dQ is all error.
   const Capture shifted = capture_of("normal", kShapes[0], 0, 100);
-  const Result truth = make_backend("reference")->run(shifted, uncast());
+  const Result of_shifted = make_backend("reference")->run(shifted, uncast());
   const Result plain = make_backend("fa3")->run(shifted, uncast());
   const Result centred = make_backend("fa3+mean-free-keys")->run(shifted, uncast());
-  EXPECT_LT(relative_error(centred.uncast.dq.data, truth.uncast.dq.data),
-            relative_error(plain.uncast.dq.data, truth.uncast.dq.data) / 20);
+  EXPECT_LT(relative_error(centred.uncast.dq.data, of_shifted.uncast.dq.data),
+            relative_error(plain.uncast.dq.data, of_shifted.uncast.dq.data) / 20);
 }
 
 TEST(QkNorm, NormalisesToRootMeanSquareOneAndAGainGivesTheMeanBack) {

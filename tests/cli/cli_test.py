@@ -435,7 +435,8 @@ class Commands(Case):
         shutil.copy(TIES, self.path("d.h5"))
         for arguments in (["diagnose", "c.h5"], ["diagnose", "d.h5"], ["diagnose", "c.h5", "d.h5"],
                           ["diagnose", "c.h5", "--rows", "3:4,100-103"], ["info", "c.h5"], ["verify", "c.h5"],
-                          ["compare", "c.h5", "-a", "fa3", "-b", "fp32"], ["backends"]):
+                          ["compare", "c.h5", "-a", "fa3", "-b", "fp32"], ["backends"],
+                          ["remedies", "c.h5", "--experimental"]):
             code, out, _ = run(*arguments, cwd=self.folder)
             self.assertIn(code, (0, 1))
             for line in out.splitlines():
