@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GOLDENS = ROOT / "datasets" / "goldens"
-PROGRAM = os.environ.get("BITATTN_PROGRAM", str(ROOT / "build" / "release" / "bitattn"))
+PROGRAM = os.path.abspath(os.environ.get("BITATTN_PROGRAM", ROOT / "build" / "release" / "bitattn"))
 FOLDER = pathlib.Path(tempfile.mkdtemp(prefix="bitattn-notebook-"))
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
@@ -31,8 +31,10 @@ plt.rcParams.update({
 
 
 def bitattn(*arguments):
-    """Runs the program; its standard output. What it says on standard error is shown if it fails."""
-    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True)
+    """Runs the program from the repository's root, so that what it prints does not depend on where that is; its standard
+    output. What it says on standard error is shown if it fails."""
+    arguments = [a.relative_to(ROOT) if isinstance(a, pathlib.Path) and a.is_relative_to(ROOT) else a for a in arguments]
+    done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT)
     if done.returncode != 0:
         raise RuntimeError(f"bitattn {' '.join(map(str, arguments))}: exit {done.returncode}: {done.stderr.strip()}")
     return done.stdout
