@@ -8,7 +8,8 @@
 
 namespace bitattn {
 
-/// A backend that runs this profile over fp64 numbers, its `exact` sites without rounding. Result::uncast
+/// A backend that runs this profile over fp64 numbers, its `exact` sites without rounding
+/// and its deviations honoured. Result::uncast
 /// holds the values before the last cast whether asked for or not, Result's words their BF16 casts. No
 /// intermediates, no observers.
 std::unique_ptr<Backend> site_backend(const profile::Profile& profile);

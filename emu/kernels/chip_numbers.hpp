@@ -33,7 +33,7 @@ class ChipNumbers {
   bool softcapped() const { return scalars_.softcap_scale != 0; }
 
   // Products. An operand is packed once; `site` names the product.
-  void pack(const mma::MatrixView& view, mma::Side side, Operand& out) const {
+  void pack(profile::Point /*point*/, const mma::MatrixView& view, mma::Side side, Operand& out) const {
     engine_.pack(view, side, out);
   }
   void pack(const Word* data, std::ptrdiff_t row_stride, std::ptrdiff_t k_stride, int rows, int k,
@@ -93,6 +93,8 @@ class ChipNumbers {
   void apply_derivative(Value* ds, const Value* h, int n) const { row_.multiply(ds, h, ds, n); }
   void cast_p_backward(const Value* p, Word* words, int n) const { row_.cast(p, words, n); }
   void cast_ds(const Value* ds, Word* words, int n) const { row_.cast(ds, words, n); }
+  static constexpr bool casts_ds_apart() { return false; }  ///< dK reads other words of dS than dQ
+  void cast_ds_for_dk(const Value* ds, Word* words, int n) const { row_.cast(ds, words, n); }
   void reduce_dq(Value* memory, const Value* part, std::ptrdiff_t n, bool by_atomics) const {
     row_.reduce_add(memory, part, n, by_atomics);
   }

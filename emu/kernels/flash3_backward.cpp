@@ -27,6 +27,8 @@ namespace bitattn::kernels {
 
 namespace {
 
+using profile::Deviation;
+using profile::Point;
 using profile::Remedy;
 using profile::RemedySet;
 using profile::Site;
@@ -110,6 +112,13 @@ class BackwardSchedule {
         execution_(execution),
         remedies_(profile.remedies),
         forms_(profile.remedies),
+        tiles_of_loop_(profile::find(profile.deviations, Point::blocks_backward)),
+        blocks_of_dkv_(profile::find(profile.deviations, Point::blocks_dkv)),
+        blocks_of_dq_(profile::find(profile.deviations, Point::blocks_dq)),
+        mask_(profile::find(profile.deviations, Point::mask_backward, Point::mask)),
+        head_of_k_(head_map(profile, Point::head_map_backward_k, Point::head_map_backward)),
+        head_of_v_(head_map(profile, Point::head_map_backward_v, Point::head_map_backward)),
+        head_of_gradients_(head_map(profile, Point::head_map_gradients, Point::head_map_gradients)),
         tiles_(profile::flash3_backward_tiles(in.call, profile)),
         padded_(padded_layout(in, tiles_)),
         numbers_(profile, in.call, execution) {}
@@ -132,7 +141,9 @@ class BackwardSchedule {
     const int group = in_.group();
     const int blocks_n = (sequence.k_length + tiles_.block_n - 1) / tiles_.block_n;
     const std::size_t size = index(blocks_n) * index(tiles_.block_n) * index(tiles_.head_dim);
-    const Keys keys = pack_keys(sequence, kv_head, blocks_n);
+    const bool own_keys = head_of_k_ == nullptr && head_of_v_ == nullptr;
+    Keys keys;
+    if (own_keys) keys = pack_keys(sequence, kv_head, kv_head, blocks_n);
     std::unique_ptr<KeySums> key_sums;
     if (forms_.any()) {
       key_sums = std::make_unique<KeySums>(numbers_, in_, dq_keys(), sequence, kv_head, forms_.shares);
@@ -144,16 +155,24 @@ class BackwardSchedule {
     }
     // The query heads of a group in ascending order: the order in which the kernel adds their dK and dV
     // (4.5).
-    for (int g = 0; g < group; ++g) {
+    const std::vector<int> heads = query_heads_of(kv_head);
+    for (int g = 0; g < static_cast<int>(heads.size()); ++g) {
+      const int query_head = heads[index(g)];
+      if (!own_keys) {
+        keys = pack_keys(sequence, kv_head_of(query_head, head_of_k_), kv_head_of(query_head, head_of_v_),
+                         blocks_n);
+      }
       Gradients head{std::vector<Value>(size, Value{0}), std::vector<Value>(size, Value{0})};
-      run_head(sequence_index, kv_head * group + g, blocks_n, keys, key_sums.get(), head);
+      run_head(sequence_index, query_head, blocks_n, keys, key_sums.get(), head);
       numbers_.scale_dk(head.dk.data(), static_cast<int>(size));
       if (group == 1) {
         store_key_gradients(sequence, kv_head, head);
         continue;
       }
-      keep_part(out_.dk_parts, g, sequence_index, kv_head, head.dk);
-      keep_part(out_.dv_parts, g, sequence_index, kv_head, head.dv);
+      if (g < group) {
+        keep_part(out_.dk_parts, g, sequence_index, kv_head, head.dk);
+        keep_part(out_.dv_parts, g, sequence_index, kv_head, head.dv);
+      }
       numbers_.reduce_dkv(summed.dv.data(), head.dv.data(), static_cast<std::ptrdiff_t>(size));
       numbers_.reduce_dkv(summed.dk.data(), head.dk.data(), static_cast<std::ptrdiff_t>(size));
     }
@@ -162,12 +181,38 @@ class BackwardSchedule {
         padded_.k_rows[index(sequence_index) * index(in_.call.heads_kv) + index(kv_head)] * tiles_.head_dim;
     if (out_.dk_accum != nullptr) std::copy(summed.dk.begin(), summed.dk.end(), out_.dk_accum + first);
     if (out_.dv_accum != nullptr) std::copy(summed.dv.begin(), summed.dv.end(), out_.dv_accum + first);
+    take_recorded(forward_.dk_accum, first, summed.dk);
+    take_recorded(forward_.dv_accum, first, summed.dv);
     numbers_.postprocess_dkv(summed.dk.data(), static_cast<int>(size));
     numbers_.postprocess_dkv(summed.dv.data(), static_cast<int>(size));
     store_key_gradients(sequence, kv_head, summed);
   }
 
-  Keys pack_keys(const Sequence& sequence, int kv_head, int blocks_n) const {
+  static void take_recorded(const Value* recorded, std::ptrdiff_t first, std::vector<Value>& values) {
+    if (recorded != nullptr) std::copy_n(recorded + first, values.size(), values.begin());
+  }
+
+  static const Deviation* head_map(const profile::Profile& profile, Point of_one, Point of_loads) {
+    const Deviation* found = profile::find(profile.deviations, of_one, of_loads);
+    if (found == nullptr) found = profile::find(profile.deviations, Point::head_map_backward_all);
+    return found != nullptr ? found : profile::find(profile.deviations, Point::head_map);
+  }
+
+  int kv_head_of(int query_head, const Deviation* deviation) const {
+    return profile::kv_head_of(query_head, in_.call.heads_q, in_.call.heads_kv, deviation);
+  }
+
+  /// The query heads whose dK and dV go to this KV head, ascending.
+  std::vector<int> query_heads_of(int kv_head) const {
+    const Deviation* map = in_.group() > 1 ? head_of_gradients_ : nullptr;
+    std::vector<int> heads;
+    for (int h = 0; h < in_.call.heads_q; ++h) {
+      if (kv_head_of(h, map) == kv_head) heads.push_back(h);
+    }
+    return heads;
+  }
+
+  Keys pack_keys(const Sequence& sequence, int head_of_k, int head_of_v, int blocks_n) const {
     const profile::Call& call = in_.call;
     Keys keys;
     keys.k.resize(index(blocks_n));
@@ -177,12 +222,15 @@ class BackwardSchedule {
       const int token = sequence.k_begin + n * tiles_.block_n;
       const int in_memory = call.varlen ? in_.total_k - token : sequence.k_length - n * tiles_.block_n;
       const int rows = std::min(in_memory, tiles_.block_n);
-      numbers_.pack(token_rows(in_.k, token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
+      numbers_.pack(Point::k_in_s,
+                    token_rows(in_.k, token, call.heads_kv, head_of_k, call.head_dim, tiles_.block_n, rows),
                     mma::Side::right, keys.k[index(n)]);
-      numbers_.pack(token_rows(in_.v, token, call.heads_kv, kv_head, call.head_dim_v, tiles_.block_n, rows),
+      numbers_.pack(Point::v_in_dp,
+                    token_rows(in_.v, token, call.heads_kv, head_of_v, call.head_dim_v, tiles_.block_n, rows),
                     mma::Side::right, keys.v[index(n)]);
       numbers_.pack(
-          by_head_dim(dq_keys(), token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
+          Point::k_in_dq,
+          by_head_dim(dq_keys(), token, call.heads_kv, head_of_k, call.head_dim, tiles_.block_n, rows),
           mma::Side::right, keys.k_by_d[index(n)]);
     });
     return keys;
@@ -201,13 +249,19 @@ class BackwardSchedule {
                 Gradients& gradients) {
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int blocks_m = (sequence.q_length + tiles_.block_m - 1) / tiles_.block_m;
-    Strip strip(tiles_, blocks_n, numbers_.softcapped(), remedies_, forms_);
+    Strip strip(tiles_, blocks_n, numbers_.softcapped(), numbers_.casts_ds_apart(), remedies_, forms_);
     std::unique_ptr<AddedToDk> added_to_dk;
     if (forms_.any()) {
       added_to_dk = std::make_unique<AddedToDk>(numbers_, in_, sequence, head, forms_.pairs_in_dk,
                                                 forms_.dense(), forms_.shares_in_dk);
     }
-    for (int m = 0; m < blocks_m; ++m) {
+    // Skipping and taking twice are settled tile by tile.
+    const Deviation* order = blocks_of_dkv_;
+    if (order != nullptr &&
+        (order->kind == profile::Kind::skipped || order->kind == profile::Kind::taken_twice)) {
+      order = nullptr;
+    }
+    for (const int m : profile::visited_blocks(0, blocks_m, false, order)) {
       run_query_block(sequence_index, head, m, keys, key_sums, added_to_dk.get(), gradients, strip);
     }
     if (added_to_dk) added_to_dk->add_to(gradients.dk.data(), tiles_.head_dim, tiles_.mask);
@@ -216,8 +270,8 @@ class BackwardSchedule {
   /// What a query block and all its key blocks have in hand at once. Kept over query blocks, so that memory
   /// is not claimed anew.
   struct Strip {
-    Strip(const profile::BackwardTiles& tiles, int blocks_n, bool softcap, const RemedySet& remedies,
-          const AddedForms& forms) {
+    Strip(const profile::BackwardTiles& tiles, int blocks_n, bool softcap, bool ds_apart,
+          const RemedySet& remedies, const AddedForms& forms) {
       const std::size_t pairs = index(tiles.block_m) * index(blocks_n) * index(tiles.block_n);
       s.resize(pairs);
       p.resize(pairs);
@@ -229,6 +283,7 @@ class BackwardSchedule {
       }
       p_words.resize(pairs);
       ds_words.resize(pairs);
+      if (ds_apart) ds_words_for_dk.resize(pairs);
       dq_parts.resize(index(blocks_n) * index(tiles.block_m) * index(tiles.head_dim));
       if (remedies.has(Remedy::ds_split)) low_words.resize(pairs);
       if (forms.row_sum) row_sum_parts.resize(index(blocks_n) * index(tiles.block_m));
@@ -236,10 +291,11 @@ class BackwardSchedule {
     }
     std::vector<Value> s, p, dp, ds, h, ds_uncapped;
     std::vector<Word> p_words, ds_words;
-    std::vector<Value> dq_parts;       ///< [key block][block_m][head_dim]
-    std::vector<Word> low_words;       ///< ds-split: what the cast of dS drops, cast in turn
-    std::vector<Value> row_sum_parts;  ///< [key block][block_m], sum over the block's keys of the cast dS
-    std::vector<Value> dense;          ///< what remedies add to dS, for every visible pair
+    std::vector<Word> ds_words_for_dk;  ///< empty: dK reads ds_words as dQ does
+    std::vector<Value> dq_parts;        ///< [key block][block_m][head_dim]
+    std::vector<Word> low_words;        ///< ds-split: what the cast of dS drops, cast in turn
+    std::vector<Value> row_sum_parts;   ///< [key block][block_m], sum over the block's keys of the cast dS
+    std::vector<Value> dense;           ///< what remedies add to dS, for every visible pair
   };
 
   void run_query_block(int sequence_index, int head, int block_m, const Keys& keys, const KeySums* key_sums,
@@ -262,13 +318,17 @@ class BackwardSchedule {
     Operand dout;
     Operand q_by_d;
     Operand dout_by_d;
-    numbers_.pack(token_rows(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory),
+    numbers_.pack(Point::q_in_s,
+                  token_rows(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory),
                   mma::Side::left, q);
-    numbers_.pack(token_rows(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory),
+    numbers_.pack(Point::dout_in_dp,
+                  token_rows(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory),
                   mma::Side::left, dout);
-    numbers_.pack(by_head_dim(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory),
+    numbers_.pack(Point::q_in_dk,
+                  by_head_dim(in_.q, token, call.heads_q, head, call.head_dim, bm, rows_in_memory),
                   mma::Side::right, q_by_d);
-    numbers_.pack(by_head_dim(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory),
+    numbers_.pack(Point::dout_in_dv,
+                  by_head_dim(in_.dout, token, call.heads_q, head, call.head_dim_v, bm, rows_in_memory),
                   mma::Side::right, dout_by_d);
 
     const KeyBlockRange range = visiting_key_blocks(tiles_, block_m, sequence);
@@ -292,18 +352,25 @@ class BackwardSchedule {
       }
       Operand left;
       const std::ptrdiff_t key_rows = static_cast<std::ptrdiff_t>(n) * bn * tiles_.head_dim;
+      const int times = times_for_keys(sequence, block_m, n);
       numbers_.pack(strip.p_words.data() + first, 1, stride, bn, bm, mma::Side::left, left);
-      numbers_.multiply(Site::dv_mma, left, dout_by_d, mma::Start::accumulate, gradients.dv.data() + key_rows,
-                        tiles_.head_dim);
+      for (int t = 0; t < times; ++t) {
+        numbers_.multiply(Site::dv_mma, left, dout_by_d, mma::Start::accumulate,
+                          gradients.dv.data() + key_rows, tiles_.head_dim);
+      }
       numbers_.pack(strip.ds_words.data() + first, stride, 1, bm, bn, mma::Side::left, left);
       numbers_.multiply(Site::dq_mma, left, keys.k_by_d[index(n)], mma::Start::zero, dq_part(strip, n),
                         tiles_.head_dim);
       if (forms_.row_sum) {
         numbers_.multiply(Site::dq_mma, left, ones_, mma::Start::zero, row_sum_part(strip, n), 1);
       }
-      numbers_.pack(strip.ds_words.data() + first, 1, stride, bn, bm, mma::Side::left, left);
-      numbers_.multiply(Site::dk_mma, left, q_by_d, mma::Start::accumulate, gradients.dk.data() + key_rows,
-                        tiles_.head_dim);
+      const std::vector<Word>& ds_words =
+          strip.ds_words_for_dk.empty() ? strip.ds_words : strip.ds_words_for_dk;
+      numbers_.pack(ds_words.data() + first, 1, stride, bn, bm, mma::Side::left, left);
+      for (int t = 0; t < times; ++t) {
+        numbers_.multiply(Site::dk_mma, left, q_by_d, mma::Start::accumulate, gradients.dk.data() + key_rows,
+                          tiles_.head_dim);
+      }
       if (remedies_.has(Remedy::ds_split)) {  // the same products of the low words, into the same sums
         numbers_.pack(strip.low_words.data() + first, stride, 1, bm, bn, mma::Side::left, left);
         numbers_.multiply(Site::dq_mma, left, keys.k_by_d[index(n)], mma::Start::accumulate,
@@ -395,6 +462,8 @@ class BackwardSchedule {
     const std::ptrdiff_t first = padded_.q_rows[unit] + query_begin;
     if (out_.dpsum != nullptr) std::copy(dpsum.begin(), dpsum.end(), out_.dpsum + first);
     if (out_.lse_log2 != nullptr) std::copy(lse_log2.begin(), lse_log2.end(), out_.lse_log2 + first);
+    if (forward_.dpsum != nullptr) std::copy_n(forward_.dpsum + first, rows, dpsum.begin());
+    if (forward_.lse_log2 != nullptr) std::copy_n(forward_.lse_log2 + first, rows, lse_log2.begin());
   }
 
   /// D of the row at `element` of O and its residual: fp32 values in place of BF16 ones, in the same order.
@@ -438,6 +507,9 @@ class BackwardSchedule {
       numbers_.apply_derivative(ds, strip.h.data() + at, bn);
     }
     numbers_.cast_p_backward(p, strip.p_words.data() + at, bn);
+    if (!strip.ds_words_for_dk.empty()) {
+      numbers_.cast_ds_for_dk(ds, strip.ds_words_for_dk.data() + at, bn);
+    }
     if (!remedies_.any_of(profile::decides(profile::Decides::ds_cast))) {
       numbers_.cast_ds(ds, words, bn);
       return;
@@ -469,16 +541,19 @@ class BackwardSchedule {
     int first, last;
   };
   VisibleKeys visible_keys(int query, int seqlen_q, int seqlen_k) const {
-    const profile::Mask& mask = tiles_.mask;
-    const int diagonal = query + seqlen_k - seqlen_q;
-    int last = seqlen_k;
-    int first = 0;
-    if (mask.causal) last = std::min(last, diagonal + 1);
-    if (mask.local) {
-      last = std::min(last, diagonal + mask.right + 1);
-      first = diagonal - mask.left;
-    }
-    return {first, last};
+    const profile::ShownKeys shown = profile::shown_keys(tiles_.mask, query, seqlen_q, seqlen_k, mask_);
+    return {shown.first, std::min(shown.end, shown.last + 1)};
+  }
+
+  /// How often dK and dV of key block n take this query block, counted among those that visit it: once.
+  int times_for_keys(const Sequence& sequence, int block_m, int n) const {
+    if (blocks_of_dkv_ == nullptr && tiles_of_loop_ == nullptr) return 1;
+    return times(sequence, block_m, n, blocks_of_dkv_) * times(sequence, block_m, n, tiles_of_loop_);
+  }
+  int times(const Sequence& sequence, int block_m, int n, const Deviation* deviation) const {
+    const profile::QueryBlocks visited =
+        profile::flash3_query_blocks(tiles_, n, sequence.q_length, sequence.k_length);
+    return profile::times_taken(block_m - visited.first, visited.last - visited.first, deviation);
   }
 
   void apply_mask(Value* s, int query, int key_begin, int seqlen_q, int seqlen_k) const {
@@ -647,9 +722,14 @@ class BackwardSchedule {
     const std::size_t unit = index(sequence_index) * index(call.heads_q) + index(head);
     const std::ptrdiff_t first = (padded_.q_rows[unit] + query_begin) * tiles_.head_dim;
     std::vector<Value> dq(index(size), Value{0});
-    for (int visit = 0; visit < range.last - range.first; ++visit) {
-      const int n = key_block(range, visit);
-      numbers_.reduce_dq(dq.data(), dq_part(strip, n), size, tiles_.dq_added_by_atomics);
+    int visit = -1;
+    const bool descending = tiles_.dq_order == profile::DqOrder::descending;
+    for (const int n : profile::visited_blocks(range.first, range.last, descending, blocks_of_dq_)) {
+      const Sequence& sequence = in_.sequences[index(sequence_index)];
+      for (int t = times(sequence, query_begin / tiles_.block_m, n, tiles_of_loop_); t > 0; --t) {
+        numbers_.reduce_dq(dq.data(), dq_part(strip, n), size, tiles_.dq_added_by_atomics);
+      }
+      if (++visit >= range.last - range.first) continue;
       if (out_.dq_parts.values != nullptr) {
         Value* part = out_.dq_parts.values + visit * out_.dq_parts.rows * tiles_.head_dim + first;
         std::copy(dq_part(strip, n), dq_part(strip, n) + size, part);
@@ -665,6 +745,9 @@ class BackwardSchedule {
       });
     }
     if (out_.dq_accum != nullptr) std::copy(dq.begin(), dq.end(), out_.dq_accum + first);
+    if (forward_.dq_accum != nullptr) {
+      std::copy_n(forward_.dq_accum + first, static_cast<std::ptrdiff_t>(rows) * tiles_.head_dim, dq.begin());
+    }
     for (int r = 0; r < rows; ++r) {
       Value* row = dq.data() + static_cast<std::ptrdiff_t>(r) * tiles_.head_dim;
       numbers_.scale_dq(row, dim);
@@ -709,6 +792,9 @@ class BackwardSchedule {
   const Execution& execution_;
   RemedySet remedies_;
   AddedForms forms_;
+  // nullptr: as the kernel does.
+  const Deviation *tiles_of_loop_, *blocks_of_dkv_, *blocks_of_dq_, *mask_;
+  const Deviation *head_of_k_, *head_of_v_, *head_of_gradients_;
   std::vector<std::uint16_t> centred_keys_;  ///< empty: dS is multiplied with K
   Operand ones_;                             ///< one column of ones
   profile::BackwardTiles tiles_;

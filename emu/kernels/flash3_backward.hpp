@@ -35,6 +35,10 @@ struct BackwardInputsOf {
   // What remedies need, as the forward left it (ForwardOutputs); nullptr otherwise.
   const Value *out_residual = nullptr, *reference = nullptr, *row_sum = nullptr;
   std::span<const std::ptrdiff_t> rows;  ///< as in ForwardOutputs
+  /// Recorded intermediates that take the place of what the earlier kernels give here, laid out as in
+  /// BackwardOutputs; nullptr: computed ones are used.
+  const Value *dpsum = nullptr, *lse_log2 = nullptr;
+  const Value *dq_accum = nullptr, *dk_accum = nullptr, *dv_accum = nullptr;
 };
 using BackwardInputs = BackwardInputsOf<std::uint16_t, float>;
 

@@ -20,6 +20,8 @@ namespace bitattn::kernels {
 
 namespace {
 
+using profile::Deviation;
+using profile::Point;
 using profile::Remedy;
 using profile::Site;
 
@@ -48,6 +50,10 @@ class ForwardSchedule {
         execution_(execution),
         order_(profile.forward),
         remedies_(profile.remedies),
+        blocks_(profile::find(profile.deviations, Point::blocks_forward)),
+        mask_(profile::find(profile.deviations, Point::mask_forward, Point::mask)),
+        head_of_k_(head_map(profile, Point::head_map_forward_k)),
+        head_of_v_(head_map(profile, Point::head_map_forward_v)),
         max_tolerance_(
             remedies::shifted_max_tolerance(in.call.softcap > 0 ? in.call.softcap : in.call.softmax_scale)),
         tiles_(profile::flash3_forward_tiles(in.call, profile)),
@@ -66,11 +72,26 @@ class ForwardSchedule {
   void run_kv_head(int sequence_index, int kv_head) {
     const Sequence& sequence = in_.sequences[static_cast<std::size_t>(sequence_index)];
     const int group = in_.group();
-    const Keys keys = pack_keys(sequence, kv_head);
+    if (head_of_k_ != nullptr || head_of_v_ != nullptr) {
+      for (int g = 0; g < group; ++g) {
+        const int head = kv_head * group + g;
+        const int of_k = profile::kv_head_of(head, in_.call.heads_q, in_.call.heads_kv, head_of_k_);
+        const int of_v = profile::kv_head_of(head, in_.call.heads_q, in_.call.heads_kv, head_of_v_);
+        run_query_heads(sequence_index, kv_head, g, 1, pack_keys(sequence, of_k, of_v));
+      }
+      return;
+    }
+    run_query_heads(sequence_index, kv_head, 0, group, pack_keys(sequence, kv_head, kv_head));
+  }
+
+  /// Query heads [first_in_group, first_in_group + count) of a KV head.
+  void run_query_heads(int sequence_index, int kv_head, int first_in_group, int count, const Keys& keys) {
+    const Sequence& sequence = in_.sequences[static_cast<std::size_t>(sequence_index)];
+    const int group = in_.group();
     const int packed = tiles_.pack_gqa ? group : 1;
     const int blocks_m = (sequence.q_length * packed + tiles_.block_m - 1) / tiles_.block_m;
-    tbb::parallel_for(0, group * blocks_m, [&](int task) {
-      const int head_in_group = task / blocks_m;
+    tbb::parallel_for(0, count * blocks_m, [&](int task) {
+      const int head_in_group = first_in_group + task / blocks_m;
       const int block_m = task % blocks_m;
       // Queries of this head among the tile's rows. Packed rows are (query, head of the group), heads
       // fastest.
@@ -83,7 +104,7 @@ class ForwardSchedule {
     });
   }
 
-  Keys pack_keys(const Sequence& sequence, int kv_head) const {
+  Keys pack_keys(const Sequence& sequence, int head_of_k, int head_of_v) const {
     const profile::Call& call = in_.call;
     const int blocks = (sequence.k_length + tiles_.block_n - 1) / tiles_.block_n;
     Keys keys;
@@ -94,10 +115,12 @@ class ForwardSchedule {
       const int in_memory = call.varlen ? in_.total_k - token : sequence.k_length - n * tiles_.block_n;
       const int rows = std::min(in_memory, tiles_.block_n);
       const auto i = static_cast<std::size_t>(n);
-      numbers_.pack(token_rows(in_.k, token, call.heads_kv, kv_head, call.head_dim, tiles_.block_n, rows),
+      numbers_.pack(Point::k_forward,
+                    token_rows(in_.k, token, call.heads_kv, head_of_k, call.head_dim, tiles_.block_n, rows),
                     mma::Side::right, keys.k[i]);
       numbers_.pack(
-          token_columns(in_.v, token, call.heads_kv, kv_head, call.head_dim_v, tiles_.block_n, rows),
+          Point::v_forward,
+          token_columns(in_.v, token, call.heads_kv, head_of_v, call.head_dim_v, tiles_.block_n, rows),
           mma::Side::right, keys.v[i]);
     });
     return keys;
@@ -106,15 +129,11 @@ class ForwardSchedule {
   /// Sets the scores of pairs that the step's mask hides to -inf (2.4).
   void apply_mask(Value* scores, int query, int key_begin, int seqlen_q, int seqlen_k, bool test_length,
                   bool test_window) const {
-    const int diagonal = query + seqlen_k - seqlen_q;
-    const profile::Mask& mask = tiles_.mask;
+    const profile::ShownKeys shown = profile::shown_keys(tiles_.mask, query, seqlen_q, seqlen_k, mask_);
     for (int j = 0; j < tiles_.block_n; ++j) {
       const int key = key_begin + j;
-      bool hidden = test_length && key >= seqlen_k;
-      if (test_window) {
-        hidden = hidden || key > diagonal + (mask.local ? mask.right : 0) ||
-                 (mask.local && key < diagonal - mask.left);
-      }
+      bool hidden = test_length && key >= shown.end;
+      if (test_window) hidden = hidden || key > shown.last || key < shown.first;
       if (hidden) scores[j] = kMinusInfinity;
     }
   }
@@ -142,15 +161,15 @@ class ForwardSchedule {
     Operand packed_p;
     Operand q;
     numbers_.pack(
+        Point::q_forward,
         token_rows(in_.q, sequence.q_begin + query_begin, call.heads_q, head, call.head_dim, rows, rows),
         mma::Side::left, q);
 
     const bool masked_kernel = tiles_.mask.causal || tiles_.mask.local;
     const bool leftwards = order_.key_blocks == profile::KeyBlockOrder::right_to_left;
-    const int visits = std::max(0, blocks.last - blocks.first);
-    for (int visit = 0; visit < visits; ++visit) {
-      const int n = leftwards ? blocks.last - 1 - visit : blocks.first + visit;
-      const bool first = visit == 0;
+    const std::vector<int> order = profile::visited_blocks(blocks.first, blocks.last, leftwards, blocks_);
+    bool first = true;
+    for (const int n : order) {
       // The kernel's masking steps (2.4): the last block tests the length too; unmasked steps do not look for
       // -inf.
       const bool test_length = n == blocks.last - 1;
@@ -197,8 +216,9 @@ class ForwardSchedule {
       numbers_.multiply(Site::pv_mma, packed_p, keys.v[static_cast<std::size_t>(n)],
                         first ? mma::Start::zero : mma::Start::accumulate, o.data(), dv);
       if (execution_.advance) execution_.advance(static_cast<std::int64_t>(rows) * bn);
+      first = false;
     }
-    finish_rows(sequence_index, head, query_begin, rows, row_max, sums, rounded_sums, o, visits > 0);
+    finish_rows(sequence_index, head, query_begin, rows, row_max, sums, rounded_sums, o, !order.empty());
   }
 
   /// Steps 4 to 7 of 2.5 for one row and key block: the running reference `m` (the row max, unless a remedy
@@ -289,6 +309,11 @@ class ForwardSchedule {
     return remedies::integer_log_sum_exp(numbers_, remedies::integer_reference(numbers_, m), total);
   }
 
+  static const Deviation* head_map(const profile::Profile& profile, Point of_one) {
+    const Deviation* found = profile::find(profile.deviations, of_one, Point::head_map_forward);
+    return found != nullptr ? found : profile::find(profile.deviations, Point::head_map);
+  }
+
   static bool is_usable(Value total) { return !(total == 0 || total != total); }
 
   /// Observers look at the chip's own numbers.
@@ -299,6 +324,7 @@ class ForwardSchedule {
   const Execution& execution_;
   profile::Forward order_;
   profile::RemedySet remedies_;
+  const Deviation *blocks_, *mask_, *head_of_k_, *head_of_v_;  ///< nullptr: as the kernel does
   float max_tolerance_;
   profile::ForwardTiles tiles_;
   Numbers numbers_;

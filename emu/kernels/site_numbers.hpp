@@ -4,8 +4,11 @@
 //
 // An operation of a site that is run as the chip does gives the chip's own bits wherever its operands are
 // numbers the chip could hold; with others (because an earlier site is exact) it rounds the fp64 result to
-// fp32 with flush to zero. With no site exact, the schedules give every bit of ChipNumbers (a test shows it).
+// fp32 with flush to zero. A profile's deviations (emu/profile/deviation.hpp) are honoured here, at sites
+// that are not exact. With no site exact and no deviation, the schedules give every bit of ChipNumbers (a
+// test shows it).
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -36,7 +39,8 @@ class SiteNumbers {
   float scale_log2() const { return scalars_.scale_log2; }
   bool softcapped() const { return scalars_.softcap_scale != 0; }
 
-  void pack(const mma::MatrixView& view, mma::Side side, Operand& out) const;
+  /// `point`: which operand this is.
+  void pack(profile::Point point, const mma::MatrixView& view, mma::Side side, Operand& out) const;
   /// The same for words of our own: element (r, k) is data[r * row_stride + k * k_stride].
   void pack(const Word* data, std::ptrdiff_t row_stride, std::ptrdiff_t k_stride, int rows, int k,
             mma::Side side, Operand& out) const;
@@ -66,6 +70,8 @@ class SiteNumbers {
   void apply_derivative(Value* ds, const Value* h, int n) const;
   void cast_p_backward(const Value* p, Word* words, int n) const;
   void cast_ds(const Value* ds, Word* words, int n) const;
+  bool casts_ds_apart() const;
+  void cast_ds_for_dk(const Value* ds, Word* words, int n) const;
   void reduce_dq(Value* memory, const Value* part, std::ptrdiff_t n, bool by_atomics) const;
   void reduce_dkv(Value* memory, const Value* part, std::ptrdiff_t n) const;
   void scale_dq(Value* x, int n) const;
@@ -90,20 +96,53 @@ class SiteNumbers {
   static double output_read_by_dpsum(double y);
 
  private:
+  using Deviation = profile::Deviation;
+  using Kind = profile::Kind;
+  using Point = profile::Point;
+
   bool exact(Site site) const { return exact_.has(site); }
+  /// The deviation of a point, unless its site is exact.
+  const Deviation* at(Point point) const {
+    const auto i = static_cast<std::size_t>(point);
+    return deviates_[i] ? &deviations_[i] : nullptr;
+  }
+  bool deviates(Point point, Kind kind) const { return at(point) != nullptr && at(point)->kind == kind; }
+  void take_deviations(const profile::Profile& profile);
+  void set(const Deviation& deviation);
+  void take_compiler(Point point, int first_pass, int last_pass);
+  float constant(Point point, float value) const;
+  static bool backward(Site site) { return site >= Site::dpsum_o_cast; }
+
+  // The operations of a site at a point that may deviate.
+  double value(Point point, double x) const;
+  double add(Site site, Point point, double a, double b) const;
+  double mul(Site site, Point point, double a, double b) const;
+  double fma(Site site, Point point, double a, double b, double c) const;
+  double function(Site site, Point point, double x) const;
+  void cast(Point point, const Value* x, Word* words, int n) const;
+  void multiply_block(Site site, const Operand& left, const Operand& right, mma::Start start, Value* c,
+                      std::ptrdiff_t ldc) const;
+  void multiply_otherwise(const Deviation& deviation, Site site, const Operand& left, const Operand& right,
+                          mma::Start start, Value* c, std::ptrdiff_t ldc) const;
+  /// Columns [begin, begin + count) of K, in descending steps of 16 if so asked.
+  Operand part_of_k(const Operand& whole, mma::Side side, int begin, int count, bool descending) const;
   double tanh(Site site, double x) const;
-  void cast(Site site, const Value* x, Word* words, int n) const;
   void scale(Site site, const Value* x, Value* out, int n, double factor) const;
-  void exponentials(Site argument, Site function, const Value* x, Value* p, int n, double reference) const;
+  void scale(Site site, Point point, Value* x, int n, double factor) const;
   void round_operand(mma::Side side, Operand& out) const;
 
   const mma::Engine& engine_;
   arith::TensorCoreRule rule_;
   profile::SiteSet exact_;
   profile::Scalars scalars_;
-  double exact_scale_;       ///< softmax_scale in fp64
-  double c_;                 ///< scale*log2(e) as in effect: fp64 where score_scale is exact
+  double exact_scale_;  ///< softmax_scale in fp64
+  double c_[2];         ///< forward, backward: scale*log2(e) as in effect: fp64 where score_scale is exact
   double softcap_scale_[2];  ///< forward, backward: scale/softcap as in effect
+  std::array<Deviation, profile::kPointCount> deviations_{};
+  std::array<bool, profile::kPointCount> deviates_{};
+  bool flushes_[2] = {true, true};  ///< forward, backward: FTZ
+  bool fuses_[2] = {true, true};    ///< fused multiply-adds
+  bool scales_dk_ = true, scales_dq_ = true;
 };
 
 }  // namespace bitattn::kernels

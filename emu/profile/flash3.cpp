@@ -1,6 +1,7 @@
 #include "emu/profile/flash3.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <numbers>
 
 namespace bitattn::profile {
@@ -109,6 +110,8 @@ ForwardTiles flash3_forward_tiles(const Call& call, const Profile& profile) {
       forward_block(round_head_dim(call.head_dim), round_head_dim(call.head_dim_v), tiles.mask);
   tiles.block_m = block.m;
   tiles.block_n = profile.forward.block_n > 0 ? profile.forward.block_n : block.n;
+  const Deviation* blocks = find(profile.deviations, Point::blocks_forward);
+  if (blocks != nullptr && blocks->kind == Kind::block_size) tiles.block_n = blocks->parameter;
   tiles.pack_gqa = packs_gqa(call, block.m);
   return tiles;
 }
@@ -120,6 +123,8 @@ BackwardTiles flash3_backward_tiles(const Call& call, const Profile& profile) {
   const BlockShape block = backward_block(tiles.head_dim, tiles.mask, call.softcap > 0);
   tiles.block_m = block.m;
   tiles.block_n = profile.backward.block_n > 0 ? profile.backward.block_n : block.n;
+  const Deviation* blocks = find(profile.deviations, Point::blocks_backward);
+  if (blocks != nullptr && blocks->kind == Kind::block_size) tiles.block_n = blocks->parameter;
   tiles.dq_added_by_atomics = tiles.head_dim == 256;
   tiles.dkv_order_fixed = call.deterministic && tiles.head_dim != 256;
   if (!call.deterministic || tiles.head_dim == 256) {
@@ -168,6 +173,37 @@ KeyBlocks flash3_key_blocks(const ForwardTiles& tiles, int block_m_index, int se
   blocks.unmasked_from =
       mask.local ? std::max(blocks.first, ceil_div(row_last + shift - mask.left, bn)) : blocks.first;
   return blocks;
+}
+
+ShownKeys shown_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k, const Deviation* deviation) {
+  constexpr int kFar = std::numeric_limits<int>::max() / 2;
+  int diagonal = query + seqlen_k - seqlen_q;
+  if (deviation != nullptr && deviation->kind == Kind::top_left) diagonal = query;
+  ShownKeys shown{-kFar, kFar, seqlen_k};
+  if (mask.causal) shown.last = diagonal;
+  if (mask.local) shown = {diagonal - mask.left, diagonal + mask.right, seqlen_k};
+  if (deviation == nullptr) return shown;
+  const int n = deviation->parameter;
+  switch (deviation->kind) {
+    case Kind::shifted:
+      shown.first += n;
+      shown.last += n;
+      break;
+    case Kind::left_shifted:
+      shown.first -= n;
+      break;
+    case Kind::right_shifted:
+      shown.last += n;
+      break;
+    case Kind::ignored:
+      return {-kFar, kFar, seqlen_k};
+    case Kind::length_ignored:
+      shown.end = kFar;
+      break;
+    default:
+      break;
+  }
+  return shown;
 }
 
 QueryBlocks flash3_query_blocks(const BackwardTiles& tiles, int block_n_index, int seqlen_q, int seqlen_k) {

@@ -77,6 +77,13 @@ struct KeyBlocks {
 KeyBlocks flash3_key_blocks(const ForwardTiles& tiles, int block_m_index, int seqlen_q, int seqlen_k,
                             int group);
 
+/// What a mask shows of a query: keys [first, last] by the causal or local window, and keys below `end`.
+struct ShownKeys {
+  int first = 0, last = 0, end = 0;
+};
+/// deviation: of the mask, or nullptr.
+ShownKeys shown_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k, const Deviation* deviation);
+
 /// Query blocks [first, last) that a backward key block visits (4.2).
 struct QueryBlocks {
   int first = 0, last = 0;

@@ -8,7 +8,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "emu/profile/deviation.hpp"
 #include "emu/profile/remedies.hpp"
 #include "emu/profile/sites.hpp"
 
@@ -74,6 +76,9 @@ struct Profile {
   Backward backward;
   RemedySet remedies;
   SiteSet exact;  ///< sites that are run exactly (fp64) and not as the chip does
+  /// What this kernel does otherwise, at most one a point. Those of numbers are honoured where the schedules
+  /// run over SiteNumbers and the point's site is not exact; those of structure always.
+  std::vector<Deviation> deviations;
 };
 
 }  // namespace bitattn::profile
