@@ -51,13 +51,14 @@ class Selection:
     """Which tensors are kept. `steps`: None, "all", a number, a collection, or a function of the step.
 
     `layers`: a pattern as of the shell, or several, over layer names. `heads`: query heads, completed to whole groups of a KV head;
-    `batch`: batch elements, or packed sequences. None: all of them.
+    `batch`: batch elements, or packed sequences. None: all of them. `statistics`: at steps that this number divides; 0: never.
     """
 
     steps: object = None
     layers: object = None
     heads: object = None
     batch: object = None
+    statistics: int = 1
 
     def __post_init__(self):
         self._wants_step = _as_test(self.steps, "steps")
@@ -74,6 +75,9 @@ class Selection:
 
     def wants_step(self, step):
         return bool(self._wants_step(step))
+
+    def wants_statistics(self, step):
+        return self.statistics > 0 and step % self.statistics == 0
 
     def wants_layer(self, layer):
         return self.patterns is None or any(fnmatch.fnmatchcase(layer, pattern) for pattern in self.patterns)
@@ -170,12 +174,14 @@ class Call:
     index: int
     step: int
     wants_tensors: bool
+    wants_statistics: bool = True
     attributes: dict = field(default_factory=dict)
     tensors: dict = field(default_factory=dict)
     cut: object = None
     statistics: dict = field(default_factory=dict)
     obstacle: str = ""
     state: object = None  # the hook's own, while the step runs
+    sources: list = field(default_factory=list)  # the same: what its tensors on the host still wait for
 
     @property
     def group(self):
@@ -247,7 +253,7 @@ class Recorder:
     """Calls of one process, step by step, into a folder.
 
     Tensors go to FOLDER/step_000100_rank_0000.h5, a file a step that was chosen; statistics to FOLDER/statistics_rank_0000.jsonl, a line
-    a call, always. What cannot be written is warned of once and ends the recording, never the run; with `strict` it raises.
+    a call. What cannot be written is warned of once and ends the recording, never the run; with `strict` it raises.
     """
 
     def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0):
@@ -264,6 +270,7 @@ class Recorder:
         self._calls = []
         self._count = {}
         self._on_demand = 0
+        self._held = []
         self._said = set()
         self._lock = threading.Lock()
         os.makedirs(self.folder, exist_ok=True)
@@ -301,12 +308,13 @@ class Recorder:
             return None
         with self._lock:
             self.calls_seen += 1
-            if not self.selection.wants_layer(layer):
+            tensors = self._on_demand > 0 or self.selection.wants_step(self.step)
+            statistics = self.selection.statistics > 0 and (tensors or self.selection.wants_statistics(self.step))
+            if not (tensors or statistics) or not self.selection.wants_layer(layer):
                 return None
             index = self._count.get(layer, 0)
             self._count[layer] = index + 1
-            wants = self._on_demand > 0 or self.selection.wants_step(self.step)
-            call = Call(layer, index, self.step, wants, dict(self.attributes) | {"rank": self.rank})
+            call = Call(layer, index, self.step, tensors, statistics, dict(self.attributes) | {"rank": self.rank})
             self._calls.append(call)
             return call
 
@@ -327,8 +335,11 @@ class Recorder:
     def calls(self):
         return list(self._calls)
 
-    def finish_step(self, next_step=None):
-        """Writes what the step left, and begins the next. Returns the capture file's path, or None."""
+    def finish_step(self, next_step=None, hold_statistics=False):
+        """Writes what the step left, and begins the next. Returns the capture file's path, or None.
+
+        With `hold_statistics` its lines are written by write_held(), once they are complete.
+        """
         calls, step = self._calls, self.step
         self._calls, self._count = [], {}
         self.step = step + 1 if next_step is None else int(next_step)
@@ -349,14 +360,30 @@ class Recorder:
             if kept:
                 write_captures(path, kept, self.compress)
                 self.files.append(path)
-            self._append_statistics(calls)
+            self._held += calls
+            if not hold_statistics:
+                self._append_held()
         except OSError as error:
-            if self.strict:
-                raise
-            self.stopped = str(error)
-            self.warn(f"recording has stopped, the run goes on: {error}")
+            self._stop(error)
             return None
         return path
+
+    def write_held(self):
+        """Writes the statistics that finish_step() held back."""
+        try:
+            self._append_held()
+        except OSError as error:
+            self._stop(error)
+
+    def _stop(self, error):
+        if self.strict:
+            raise error
+        self.stopped = str(error)
+        self.warn(f"recording has stopped, the run goes on: {error}")
+
+    def _append_held(self):
+        held, self._held = self._held, []
+        self._append_statistics(held)
 
     def _append_statistics(self, calls):
         lines = []

@@ -1,6 +1,7 @@
 """What the arguments of the attention functions that are known by name say, whatever way they were given. No torch needed."""
 
 from dataclasses import dataclass, field
+import functools
 import inspect
 import math
 
@@ -72,9 +73,12 @@ def scaled_dot_product_attention(_function, args, kwargs):
     )  # fmt: skip
 
 
+_signature = functools.cache(inspect.signature)
+
+
 def bound_arguments(function, args, kwargs):
     """Arguments of a Python function by name, with its own defaults."""
-    given = inspect.signature(function).bind(*args, **kwargs)
+    given = _signature(function).bind(*args, **kwargs)
     given.apply_defaults()
     return given.arguments
 

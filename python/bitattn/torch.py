@@ -63,19 +63,28 @@ class _Watch(TorchDispatchMode):
 
 
 class _TorchMath:
-    """BF16 tensors, for bitattn.statistics."""
+    """BF16 tensors, for bitattn.statistics: sums over a vector in float32, over vectors in float64, so that nothing is copied in a wide type."""
 
     @staticmethod
-    def number(x):
-        return x.float()
+    def norms(x):
+        return torch.linalg.vector_norm(x, dim=-1, dtype=torch.float32).double()
 
     @staticmethod
-    def power(x):
-        return (x.contiguous().view(torch.int16) & 0x7F80).view(torch.bfloat16).float()
+    def token_sum(x):
+        return x.sum(dim=1, dtype=torch.float32).double()
 
     @staticmethod
-    def total(x, axes):
-        return x.sum(dim=axes, dtype=torch.float64)
+    def dot(x, y):
+        return (x.float() * y).sum(-1).sum(1, dtype=torch.float64)
+
+    @staticmethod
+    def noise(x, weight=None):
+        # A power of two times a BF16 number is one: exact. 2^20 keeps small gradients' squares within float32.
+        half = (x.contiguous().view(torch.int16) & 0x7F80).view(torch.bfloat16) * 2.0**20
+        if weight is not None:
+            half = half * weight
+        norms = torch.linalg.vector_norm(half, dim=-1, dtype=torch.float32)
+        return norms.double().square().sum(1) * (2.0**-56 / 3)
 
     @staticmethod
     def largest(x):
@@ -126,6 +135,7 @@ def _to_bshd(x, layout):
     return x
 
 
+@functools.cache
 def _version_of(*packages):
     for package in packages:
         try:
@@ -135,6 +145,7 @@ def _version_of(*packages):
     return ""
 
 
+@functools.cache
 def _torch_version():
     text = f"torch {torch.__version__}"
     if torch.version.cuda:
@@ -187,18 +198,17 @@ def _recorded(original, read, version):
 class Recording:
     """Attention calls of this process are recorded from start() to stop(), or inside `with`. Made by record()."""
 
-    def __init__(self, recorder, model=None, optimizer=None, modules=None, statistics=True, forward_only=False):
+    def __init__(self, recorder, model=None, optimizer=None, modules=None, forward_only=False):
         self.recorder = recorder
         self._model = model
         self._optimizer = optimizer
         self._modules = {name: how or AttentionModule() for name, how in dict(modules or {}).items()}
-        self._statistics = statistics
         self._forward_only = forward_only
         self._restore = []
         self._handles = []
         self._thread = threading.local()
-        self._devices = set()
         self._device_facts = {}
+        self._on_their_way = None  # statistics of the last step: calls and names, numbers on the host, an event
 
     # --- life
 
@@ -234,6 +244,7 @@ class Recording:
         """Ends the step that is under way and takes the hooks away."""
         self._unhook()
         self.step()
+        self._settle()
         if self.recorder.calls_seen == 0:
             self.recorder.warn(
                 "no attention call was seen: it may have gone through a function that bitattn.torch does not know (name the module in "
@@ -252,16 +263,50 @@ class Recording:
 
     def step(self, next_step=None):
         """Ends a step: call it after the optimizer's step, unless the optimizer was given. Returns the capture file that was written, or None."""
-        for device in self._devices:
-            torch.cuda.synchronize(device)
-        self._devices.clear()
+        self._settle()
         for call in self.recorder.calls:
             state, call.state = call.state, None
             if state is not None and state.without_grad and not self._forward_only:
                 self.recorder.drop_call(call)
-                continue
+        calls = self.recorder.calls
+        for device in {x.device for call in calls for x in call.sources}:
+            torch.cuda.synchronize(device)
+        for call in calls:
+            call.sources.clear()
             self._to_host(call)
-        return self.recorder.finish_step(next_step)
+        self._send_statistics(calls)
+        return self.recorder.finish_step(next_step, hold_statistics=self._on_their_way is not None)
+
+    def _send_statistics(self, calls):
+        """From a GPU they travel while the next step runs: waiting for them would cost more than making them."""
+        places = [(call, name) for call in calls for name in call.statistics]
+        if not places:
+            return
+        values = [torch.as_tensor(call.statistics[name], dtype=torch.float64) for call, name in places]
+        values = torch.stack([value.to(values[0].device) for value in values])
+        event = None
+        if values.is_cuda:
+            host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(torch.cuda.current_stream(values.device))
+            values = host
+        self._on_their_way = places, values, event
+        if event is None:
+            self._arrive()
+
+    def _arrive(self):
+        places, values, event = self._on_their_way
+        self._on_their_way = None
+        if event is not None:
+            event.synchronize()
+        for (call, name), value in zip(places, values.tolist()):
+            call.statistics[name] = value
+
+    def _settle(self):
+        if self._on_their_way is not None:
+            self._arrive()
+            self.recorder.write_held()
 
     def record_next(self, steps=1):
         """Keep the tensors of this step and the ones after it, that many in all, whatever `steps` said."""
@@ -285,10 +330,6 @@ class Recording:
                     call.tensors[name] = words.exact_words(tensor.numpy())
         except ValueError as error:
             self.recorder.refuse(call, f"{name} {error}")
-        names = list(call.statistics)
-        if names:
-            values = torch.stack([torch.as_tensor(call.statistics[n], dtype=torch.float64) for n in names]).tolist()
-            call.statistics = dict(zip(names, values))
 
     # --- hooks into the program
 
@@ -514,14 +555,13 @@ class Recording:
                 self._keep_inputs(call, given, live, lse)
             except CaptureRefused as why:
                 self.recorder.refuse(call, str(why))
-        if self._statistics:
+        if call.wants_statistics:
             four = {name: self._four_axes(x) for name, x in live.items()}
             call.statistics |= figures.forward_statistics(_TorchMath, **four, lse=lse, softmax_scale=given.softmax_scale)
-        self._devices |= {live["q"].device} if live["q"].is_cuda else set()
         if not views or not isinstance(out, torch.Tensor) or not out.requires_grad:
             return
         state.expected = set(views)
-        if self._statistics:
+        if call.wants_statistics:
             # Under activation checkpointing what the call was given is made again before its gradients: holding on to it would undo the saving.
             if _saved_elsewhere():
                 state.wants_live = True
@@ -597,6 +637,8 @@ class Recording:
         host = torch.empty(part.shape, dtype=part.dtype, pin_memory=part.is_cuda)
         host.copy_(part, non_blocking=True)
         call.tensors[name] = host
+        if part.is_cuda and not call.sources:
+            call.sources.append(part.new_empty(0))  # the device to wait for, and nothing that holds memory
 
     def _gradient(self, call, name, gradient):
         state = call.state
@@ -614,7 +656,7 @@ class Recording:
                 gradient = gradient.reshape(*gradient.shape[:-1], *state.heads_v)
             if call.wants_tensors and not call.obstacle:
                 self._keep(call, name, gradient)
-            if not self._statistics:
+            if not call.wants_statistics:
                 return
             state.live[name] = gradient
             if state.expected <= {n[1:] for n in state.seen if n != "dout"}:
@@ -631,7 +673,7 @@ class Recording:
 
 
 def record(
-    folder, model=None, *, steps=None, layers=None, heads=None, batch=None, optimizer=None, modules=None, statistics=True, forward_only=False,
+    folder, model=None, *, steps=None, layers=None, heads=None, batch=None, optimizer=None, modules=None, statistics=10, forward_only=False,
     compress=0, strict=False, first_step=0, rank=None, attributes=None,
 ):  # fmt: skip
     """Records the attention calls of this process into a folder, inside `with`.
@@ -640,12 +682,12 @@ def record(
     Recording.record_next), "all", a number, a collection, or a function of the step. layers: patterns of the shell over module names. heads:
     query heads, completed to whole groups of a KV head. batch: batch elements or packed sequences. optimizer: its step() ends a step; without it
     call Recording.step(). modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves. statistics: a line a call
-    of every step in statistics_rank_*.jsonl. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture
+    in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture
     files. strict: what cannot be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step.
     attributes: written to every capture.
     """
     recorder = Recorder(
-        folder, Selection(steps, layers, heads, batch), rank=_default_rank() if rank is None else rank, attributes=attributes,
+        folder, Selection(steps, layers, heads, batch, int(statistics)), rank=_default_rank() if rank is None else rank, attributes=attributes,
         compress=compress, strict=strict, first_step=first_step,
     )  # fmt: skip
-    return Recording(recorder, model, optimizer, modules, statistics, forward_only)
+    return Recording(recorder, model, optimizer, modules, forward_only)

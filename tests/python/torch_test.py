@@ -34,7 +34,7 @@ SOURCE = os.path.abspath(sys.argv[2])
 sys.path.insert(0, os.path.join(SOURCE, "python"))
 
 import bitattn.torch  # noqa: E402
-from bitattn import words  # noqa: E402
+from bitattn import statistics as figures, words  # noqa: E402
 from bitattn.torch import AttentionModule, CaptureRefused, CaptureWarning, record  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
@@ -243,7 +243,7 @@ class Choices(Case):
     def test_steps_layers_heads_batch(self):
         for name, choice in {"all": {}, "some": {"layers": "*.1.attn", "heads": [1], "batch": [1]}}.items():
             model, optimizer = built("cpu", False)
-            with record(os.path.join(self.folder, name), model, steps=[1], optimizer=optimizer, first_step=0, **choice):
+            with record(os.path.join(self.folder, name), model, steps=[1], optimizer=optimizer, statistics=1, **choice):
                 train(model, optimizer, "cpu")
         whole, _ = load(os.path.join(self.folder, "all", "step_000001_rank_0000.h5"), "step_000001/blocks.1.attn")
         part, attributes = load(os.path.join(self.folder, "some", "step_000001_rank_0000.h5"), "step_000001/blocks.1.attn")
@@ -258,7 +258,7 @@ class Choices(Case):
 
     def test_on_demand_and_by_hand(self):
         model, optimizer = built("cpu", False)
-        with record(self.folder, model, first_step=100) as recording:
+        with record(self.folder, model, first_step=100, statistics=1) as recording:
             train(model, optimizer, "cpu", 1)
             self.assertIsNone(recording.step())
             recording.record_next()
@@ -289,6 +289,25 @@ class Choices(Case):
         with h5py.File(recording.files[0]) as file:
             self.assertEqual(sorted(file["step_000000"]), ["blocks.0.attn", "blocks.0.attn.1"])
             self.assertTrue(all("dq" in group for group in file["step_000000"].values()))
+
+
+    def test_statistics_are_those_of_numpy_and_come_as_often_as_asked_for(self):
+        for device in DEVICES:
+            folder = os.path.join(self.folder, device)
+            model, optimizer = built(device, True)
+            with record(folder, model, steps=[3], optimizer=optimizer, statistics=2) as recording:
+                train(model, optimizer, device, 6, autocast=True)
+            lines = self.lines(folder)
+            self.assertEqual([x["step"] for x in lines], [0, 0, 2, 2, 3, 3, 4, 4])
+            t, attributes = load(recording.files[0], "step_000003/blocks.1.attn")
+            scale, math = attributes["softmax_scale"], figures.NumpyMath
+            expected = figures.forward_statistics(math, *(t[n] for n in ("q", "k", "v", "out", "lse")), softmax_scale=scale)
+            expected |= figures.backward_statistics(math, *(t[n] for n in ("q", "k", "v", "out", "dout", "dq", "dk", "dv")))
+            for name, value in expected.items():
+                self.assertAlmostEqual(lines[5][name] / value, 1, delta=1e-4, msg=name)
+        with record(os.path.join(self.folder, "none"), statistics=0) as recording:
+            F.scaled_dot_product_attention(*(torch.randn(1, 1, 8, 8, dtype=torch.bfloat16) for _ in range(3)))
+        self.assertEqual(os.listdir(recording.recorder.folder), [])
 
 
 class Refusals(Case):
@@ -550,7 +569,7 @@ def ddp_rank(rank, folder):
     model, _ = built("cpu", False)
     model = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    with record(folder, model, steps=[1], optimizer=optimizer):
+    with record(folder, model, steps=[1], optimizer=optimizer, statistics=1):
         train(model, optimizer, "cpu", 2)
     torch.distributed.destroy_process_group()
 
