@@ -10,6 +10,7 @@
 
 #include "audit/compare.hpp"
 #include "audit/errors.hpp"
+#include "audit/find_remedies.hpp"
 #include "audit/inputs.hpp"
 #include "audit/locate.hpp"
 #include "audit/row_choice.hpp"
@@ -62,6 +63,7 @@ struct Diagnosis {
   std::vector<SpecialValues> specials;  ///< in the emulated out, dq, dk, dv
   std::vector<std::string> notes;       ///< of the emulation
   Result emulated;
+  RemediesFinding remedies;  ///< of find_remedies(), which the caller runs after diagnose()
 
   /// The row sums that should be 0: after the cast, with softcap before it.
   const Fp64Tensor& drift(const Problem& problem) const {

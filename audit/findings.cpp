@@ -81,6 +81,46 @@ Fp64Tensor divided(const Fp64Tensor& a, const Fp64Tensor& b) {
 
 }  // namespace
 
+namespace {
+
+/// What remedies do and cost, one element a trial: <group>/findings/remedies.
+void write_remedies(CaptureWriter& writer, const std::string& group, const RemediesFinding& finding) {
+  Attributes about{{"remedies_not_tried", finding.not_tried}};
+  if (finding.report) {
+    const std::vector<RemedyTrial>& trials = finding.report->trials;
+    const auto write = [&](const char* name, const char* description, auto figure) {
+      Fp64Tensor values({trials.size()}, std::numeric_limits<double>::quiet_NaN());
+      for (std::size_t t = 0; t < trials.size(); ++t) {
+        if (trials[t].not_tried.empty()) values.data[t] = figure(trials[t]);
+      }
+      writer.write_finding(group, std::string("remedies/") + name, values, "1", description, {"remedy"});
+    };
+    using T = const RemedyTrial&;
+    write("dq_before_cast", "error of dQ before its last cast", [](T t) { return t.dq.relative(); });
+    write("dq_stored", "error of the stored dQ", [](T t) { return t.dq_stored.relative(); });
+    write("dk_before_cast", "error of dK before its last cast", [](T t) { return t.dk.relative(); });
+    write("dk_stored", "error of the stored dK", [](T t) { return t.dk_stored.relative(); });
+    write("dv_before_cast", "error of dV before its last cast", [](T t) { return t.dv.relative(); });
+    write("dv_stored", "error of the stored dV", [](T t) { return t.dv_stored.relative(); });
+    write("leak_left", "what the remaining row sums put into dQ, over |dQ|", [](T t) { return t.leak; });
+    write("cost", "share of forward and backward: measured where it was, else by count",
+          [](T t) { return t.cost.rank(); });
+    std::string names;
+    for (const RemedyTrial& t : trials) names += (names.empty() ? "" : ", ") + t.name;
+    const auto name = [&](const std::optional<std::size_t>& t) {
+      return t ? trials[*t].name : std::string();
+    };
+    about["remedies"] = names;
+    about["remedies_factor"] = finding.report->factor;
+    about["cheapest_remedy"] = name(finding.report->cheapest);
+    about["cheapest_remedy_with_inputs"] = name(finding.report->cheapest_with_inputs);
+    if (finding.kv_head) about["remedies_kv_head"] = static_cast<std::int64_t>(*finding.kv_head);
+  }
+  writer.write_attributes(findings_group(group), about);
+}
+
+}  // namespace
+
 void write_findings(CaptureWriter& writer, const std::string& group, const Problem& problem,
                     const Diagnosis& diagnosis) {
   write_row_findings(writer, group, problem, diagnosis.rows);
@@ -96,6 +136,7 @@ void write_findings(CaptureWriter& writer, const std::string& group, const Probl
     summary["recorded_elements_differing"] =
         static_cast<std::int64_t>(diagnosis.against_recorded->differing());
   }
+  write_remedies(writer, group, diagnosis.remedies);
   if (!diagnosis.with_backward) {
     writer.write_attributes(findings_group(group), summary);
     return;

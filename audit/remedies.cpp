@@ -164,6 +164,10 @@ bool has_experimental_remedy(const RemedySet& remedies) {
                      [&](const profile::RemedyInfo& i) { return remedies.has(i.remedy) && i.experimental; });
 }
 
+bool changes_function(const RemedySet& remedies) {
+  return remedies.has(Remedy::qk_norm) || remedies.has(Remedy::qk_norm_gain);
+}
+
 RemedyTrial new_trial(const Capture& capture, const std::string& name) {
   RemedyTrial trial;
   trial.name = name;
@@ -173,7 +177,7 @@ RemedyTrial new_trial(const Capture& capture, const std::string& name) {
     throw InputError(error.what());
   }
   make_backend(name);  // a name that means nothing ends here
-  trial.other_function = trial.remedies.has(Remedy::qk_norm) || trial.remedies.has(Remedy::qk_norm_gain);
+  trial.other_function = changes_function(trial.remedies);
   trial.cost = cost_of(capture.problem, trial.remedies);
   try {
     check_remedies_fit(capture, trial.remedies);
@@ -283,6 +287,10 @@ std::vector<std::string> usual_trials(bool experimental) {
   return names;
 }
 
+bool is_other_function(const std::string& name) {
+  return changes_function(profile::parse_remedies(name).remedies);
+}
+
 RemediesReport try_remedies(const Capture& capture, const RemediesOptions& options) {
   const Problem& problem = capture.problem;
   if (problem.dout.empty()) {
@@ -300,6 +308,7 @@ RemediesReport try_remedies(const Capture& capture, const RemediesOptions& optio
   std::vector<Gathered> gathered(report.trials.size());
   // A KV head and its query heads at a time, so that no more than their truth is held at once.
   for (std::size_t h = 0; h < problem.heads_kv; ++h) {
+    if (options.kv_head && *options.kv_head != h) continue;
     Capture slice;
     slice.name = capture.name;
     slice.problem = slice_heads(problem, h, 1);

@@ -56,6 +56,7 @@ struct RemediesOptions {
   bool experimental = false;       ///< and those that are known to hurt
   double factor = 1.2;             ///< good enough: stored dQ and dK within this times those of fp32
   std::string reference = "reference";
+  std::optional<std::size_t> kv_head;  ///< this KV head and its query heads alone; costs are the capture's
   /// Called with what is being done and the share done, from any thread; may throw to cancel.
   std::function<void(const std::string& stage, double share)> progress;
 };
@@ -76,6 +77,9 @@ double times_fp32(double error, double fp32_error);
 
 /// The backends that are tried unless others are named.
 std::vector<std::string> usual_trials(bool experimental);
+
+/// Its errors are those of another problem: qk-norm among its remedies.
+bool is_other_function(const std::string& name);
 
 /// Throws InputError where the capture has no dout, or fa3 cannot run it, or a name means nothing.
 RemediesReport try_remedies(const Capture& capture, const RemediesOptions& options);

@@ -16,11 +16,22 @@ namespace {
 using profile::Remedy;
 using profile::RemedySet;
 
+/// Makes some captures worse than the plain kernel (docs/findings.md, 5), so whoever runs it is told where.
+bool known_to_hurt(const profile::RemedyInfo& remedy) {
+  return remedy.experimental || remedy.remedy == Remedy::gproj || remedy.remedy == Remedy::shifted_max;
+}
+
 /// A backend that bears a name of its own and computes a problem whose inputs were remedied before.
 class Remedied final : public Backend {
  public:
-  Remedied(std::string name, RemedySet inputs, std::unique_ptr<Backend> inner)
-      : name_(std::move(name)), inputs_(inputs), inner_(std::move(inner)) {}
+  Remedied(std::string name, RemedySet remedies, RemedySet inputs, std::unique_ptr<Backend> inner)
+      : name_(std::move(name)), inputs_(inputs), inner_(std::move(inner)) {
+    for (const profile::RemedyInfo& i : profile::kRemedies) {
+      if (remedies.has(i.remedy) && known_to_hurt(i)) {
+        warnings_.push_back(std::string(i.name) + ": " + std::string(i.warning));
+      }
+    }
+  }
 
   std::string name() const override { return name_; }
 
@@ -36,6 +47,7 @@ class Remedied final : public Backend {
       result = inner_->run(remedied, options);
     }
     result.backend = name_;
+    result.notes.insert(result.notes.end(), warnings_.begin(), warnings_.end());
     return result;
   }
 
@@ -43,6 +55,7 @@ class Remedied final : public Backend {
   std::string name_;
   RemedySet inputs_;
   std::unique_ptr<Backend> inner_;
+  std::vector<std::string> warnings_;
 };
 
 }  // namespace
@@ -73,7 +86,7 @@ std::unique_ptr<Backend> remedied_backend(const std::string& name) {
     profile.remedies = kernel;
     inner = emulator_backend(profile);
   }
-  return std::make_unique<Remedied>(name, inputs, std::move(inner));
+  return std::make_unique<Remedied>(name, parsed.remedies, inputs, std::move(inner));
 }
 
 std::vector<BackendInfo> with_remedies(std::vector<BackendInfo> list) {
@@ -81,7 +94,9 @@ std::vector<BackendInfo> with_remedies(std::vector<BackendInfo> list) {
       std::find_if(list.begin(), list.end(), [](const BackendInfo& info) { return info.name == "fa3"; });
   std::vector<BackendInfo> remedied;
   for (const profile::RemedyInfo& i : profile::kRemedies) {
-    remedied.push_back({"fa3+" + std::string(i.name), std::string(i.description)});
+    std::string line(i.description);
+    if (known_to_hurt(i)) line += "; warning: " + std::string(i.warning);
+    remedied.push_back({"fa3+" + std::string(i.name), line});
   }
   list.insert(fa3 == list.end() ? fa3 : fa3 + 1, remedied.begin(), remedied.end());
   return list;

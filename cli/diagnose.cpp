@@ -14,6 +14,7 @@
 #include "cli/diagnosis_report.hpp"
 #include "cli/output.hpp"
 #include "cli/progress.hpp"
+#include "cli/remedies_section.hpp"
 #include "datasets/capture_file.hpp"
 #include "datasets/error.hpp"
 
@@ -27,6 +28,7 @@ struct Options {
   std::size_t worst = 8;
   unsigned reference_bits = 0;
   bool no_reference = false;
+  audit::TryRemedies remedies = audit::TryRemedies::where_cheap;
 };
 
 /// Problem and recorded result, and below it the findings.
@@ -53,6 +55,10 @@ int run(const Options& options, const CommonOptions& common) {
   std::size_t captures = 0;
   if (arguments.size() == 1) captures = list_captures(arguments[0]).size();
   const bool one = arguments.size() == 1 && captures == 1;
+  // Of many captures nobody reads every recommendation.
+  const audit::TryRemedies remedies = !one && options.remedies == audit::TryRemedies::where_cheap
+                                          ? audit::TryRemedies::never
+                                          : options.remedies;
   Progress progress(common.quiet);
   how.progress = [&](const std::string& stage, double share) { progress.update(stage, share); };
   Json json = Json::array();
@@ -60,7 +66,8 @@ int run(const Options& options, const CommonOptions& common) {
   const bool go_on = writer == nullptr;
   const std::size_t failed = for_each_capture(arguments, go_on, [&](const Capture& capture) {
     progress.subject(capture.name);
-    const audit::Diagnosis diagnosis = audit::diagnose(capture, how);
+    audit::Diagnosis diagnosis = audit::diagnose(capture, how);
+    diagnosis.remedies = audit::find_remedies(capture, diagnosis, remedies, how.progress);
     progress.clear();
     if (writer) store(*writer, output_group(capture.name, arguments.size() > 1), capture, diagnosis);
     if (common.json) {
@@ -108,6 +115,7 @@ void add_diagnose(CLI::App& app, CommonOptions& common, Action& action) {
       ->add_flag("--no-reference", options->no_reference,
                  "No truth: leaks relative to the emulated dQ, no errors")
       ->excludes(bits);
+  add_remedies_options(*command, options->remedies);
   command->callback(
       [options, &common, &action] { action = [options, &common] { return run(*options, common); }; });
 }

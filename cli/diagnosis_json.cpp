@@ -4,6 +4,7 @@
 
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
+#include "cli/remedies_section.hpp"
 
 namespace bitattn::cli {
 
@@ -119,6 +120,7 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
         d.chosen.empty() ? audit::worst_rows(problem, d.drift(problem), worst) : d.chosen;
     for (const audit::RowId& row : rows) json["rows"].push_back(row_json(d, row));
   }
+  json["remedies"] = remedies_section_json(d.remedies);
   json["not_finite_outputs"] = specials_json(d.specials);
   json["notes"] = d.notes;
   return json;

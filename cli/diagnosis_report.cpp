@@ -8,6 +8,7 @@
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
 #include "cli/output.hpp"
+#include "cli/remedies_section.hpp"
 #include "cli/table.hpp"
 
 namespace bitattn::cli {
@@ -327,6 +328,7 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
   text += errors_text(d);
   text += heads_text(d);
   text += rows_text(capture, d, worst);
+  text += remedies_section(d.remedies);
   text += meaning_text(capture, d);
   return text;
 }

@@ -13,39 +13,24 @@ namespace {
 
 using audit::RemedyTrial;
 
-/// Two digits, as in docs/spec/measured-facts.md.
-std::string figure(double x) {
-  if (std::isnan(x)) return "-";
-  return x == 0 ? "0" : fmt::format("{:.1e}", x);
-}
+constexpr std::size_t kNameColumn = 26;  ///< what a hundred columns leave
 
 std::string share(double x) {
   return fmt::format("{:.1f}%", 100 * x);
 }
 
 /// A name without "fa3+", broken after a '+' or ':' into lines that fit the column.
-std::vector<std::string> name_lines(const std::string& name) {
-  constexpr std::size_t kWidth = 26;
+std::vector<std::string> name_lines(const std::string& name, std::size_t width) {
   std::vector<std::string> lines{""};
   std::string rest = name.rfind("fa3+", 0) == 0 ? name.substr(4) : name;
   while (!rest.empty()) {
     const std::size_t end = rest.find_first_of("+:");
     const std::string part = rest.substr(0, end == std::string::npos ? end : end + 1);
-    if (!lines.back().empty() && lines.back().size() + part.size() > kWidth) lines.emplace_back("  ");
+    if (!lines.back().empty() && lines.back().size() + part.size() > width) lines.emplace_back("  ");
     lines.back() += part;
     rest.erase(0, part.size());
   }
   return lines;
-}
-
-/// A row whose first cell may take several lines.
-void add_row(Table& table, const std::string& name, const std::vector<std::string>& cells) {
-  const std::vector<std::string> lines = name_lines(name);
-  for (std::size_t l = 0; l < lines.size(); ++l) {
-    std::vector<std::string> row{lines[l]};
-    for (const std::string& cell : cells) row.push_back(l == 0 ? cell : "");
-    table.row(row);
-  }
 }
 
 /// What mean-free keys are judged against, and what their cast alone costs.
@@ -58,7 +43,7 @@ std::string moved_keys_text(const audit::RemediesReport& report) {
     });
     if (t == report.trials.end()) continue;
     figures += fmt::format("{}{} into dQ and {} into dK ({})", figures.empty() ? "" : ", ",
-                           figure(t->dq_of_inputs.relative()), figure(t->dk_of_inputs.relative()),
+                           two_digits(t->dq_of_inputs.relative()), two_digits(t->dk_of_inputs.relative()),
                            profile::info(remedy).name);
   }
   if (figures.empty()) return "";
@@ -76,10 +61,11 @@ std::string errors_text(const audit::RemediesReport& report) {
   table.column("dV").column("stored").column("drift").column("leak");
   for (const RemedyTrial& t : report.trials) {
     if (!t.not_tried.empty()) continue;
-    add_row(table, t.name + (t.other_function ? " *" : ""),
-            {figure(t.dq.relative()), figure(t.dq_stored.relative()), figure(t.dk.relative()),
-             figure(t.dk_stored.relative()), figure(t.dv.relative()), figure(t.dv_stored.relative()),
-             figure(t.drift), figure(t.leak)});
+    add_trial_row(
+        table, t.name + (t.other_function ? " *" : ""), kNameColumn,
+        {two_digits(t.dq.relative()), two_digits(t.dq_stored.relative()), two_digits(t.dk.relative()),
+         two_digits(t.dk_stored.relative()), two_digits(t.dv.relative()), two_digits(t.dv_stored.relative()),
+         two_digits(t.drift), two_digits(t.leak)});
   }
   text += table.text();
   text += wrapped(
@@ -103,10 +89,11 @@ std::string cost_text(const audit::RemediesReport& report) {
   for (const RemedyTrial& t : report.trials) {
     if (t.remedies.empty()) continue;
     const audit::CostOfRemedies& c = t.cost;
-    add_row(table, t.name,
-            {fmt::format("{:g}", c.forward_ops + c.backward_ops), fmt::format("{:.3g}", c.products),
-             fmt::format("{:g}", c.fp32_products), bytes_text(c.bytes), share(c.estimate),
-             c.measured_low ? fmt::format("{:.1f}-{}", 100 * *c.measured_low, share(*c.measured_high)) : ""});
+    add_trial_row(
+        table, t.name, kNameColumn,
+        {fmt::format("{:g}", c.forward_ops + c.backward_ops), fmt::format("{:.3g}", c.products),
+         fmt::format("{:g}", c.fp32_products), bytes_text(c.bytes), share(c.estimate),
+         c.measured_low ? fmt::format("{:.1f}-{}", 100 * *c.measured_low, share(*c.measured_high)) : ""});
   }
   return text + table.text() +
          wrapped(
@@ -129,24 +116,45 @@ std::string warnings_text(const audit::RemediesReport& report) {
   return text.empty() ? "" : "\nWARNINGS\n" + text;
 }
 
-std::string recommendation_text(const audit::RemediesReport& report) {
+Json pair_json(const audit::ErrorSum& before, const audit::ErrorSum& stored) {
+  return {{"before_cast", json_number(before.relative())}, {"stored", json_number(stored.relative())}};
+}
+
+}  // namespace
+
+std::string two_digits(double x) {
+  if (std::isnan(x)) return "-";
+  return x == 0 ? "0" : fmt::format("{:.1e}", x);
+}
+
+void add_trial_row(Table& table, const std::string& name, std::size_t width,
+                   const std::vector<std::string>& cells) {
+  const std::vector<std::string> lines = name_lines(name, width);
+  for (std::size_t l = 0; l < lines.size(); ++l) {
+    std::vector<std::string> row{lines[l]};
+    for (const std::string& cell : cells) row.push_back(l == 0 ? cell : "");
+    table.row(row);
+  }
+}
+
+std::string recommendation(const audit::RemediesReport& report) {
   const RemedyTrial& fp32 = report.trials.back();
   const RemedyTrial& plain = report.trials.front();
-  std::string text = "\nRECOMMENDATION\n";
+  std::string text;
   const std::string goal =
       fmt::format("stored dQ and dK within {:g} times those of fp32 ({} and {})", report.factor,
-                  figure(fp32.dq_stored.relative()), figure(fp32.dk_stored.relative()));
+                  two_digits(fp32.dq_stored.relative()), two_digits(fp32.dk_stored.relative()));
   const auto reached = [&](const RemedyTrial& t) {
     return fmt::format("{:.3g} and {:.3g} times", t.dq_times_fp32, t.dk_times_fp32);
   };
   if (!report.no_yardstick.empty()) {
-    return text + wrapped("None: there is " + report.no_yardstick + ".");
+    return wrapped("None: there is " + report.no_yardstick + ".");
   }
   if (report.plain_is_enough()) {
-    return text + wrapped(fmt::format("None: fa3 as it is has {}: {}.", goal, reached(plain)));
+    return wrapped(fmt::format("None: fa3 as it is has {}: {}.", goal, reached(plain)));
   }
   if (!report.cheapest && !report.cheapest_with_inputs) {
-    return text + wrapped(fmt::format("Nothing that was tried has {}.", goal));
+    return wrapped(fmt::format("Nothing that was tried has {}.", goal));
   }
   const auto line = [&](const RemedyTrial& t) {
     const std::string cost =
@@ -165,18 +173,13 @@ std::string recommendation_text(const audit::RemediesReport& report) {
   return text;
 }
 
-Json pair_json(const audit::ErrorSum& before, const audit::ErrorSum& stored) {
-  return {{"before_cast", json_number(before.relative())}, {"stored", json_number(stored.relative())}};
-}
-
-}  // namespace
-
 std::string remedies_report(const Capture& capture, const audit::RemediesReport& report) {
   const Problem& p = capture.problem;
   std::string text = fmt::format("{}\n", one_line(report.capture));
   text += fmt::format("  {} queries, {} keys, heads {}:{}, head size {}{}\n", p.total_q(), p.total_k(),
                       p.heads_q, p.heads_kv, p.head_dim, p.causal ? ", causal" : "");
-  return text + recommendation_text(report) + errors_text(report) + cost_text(report) + warnings_text(report);
+  return text + "\nRECOMMENDATION\n" + recommendation(report) + errors_text(report) + cost_text(report) +
+         warnings_text(report);
 }
 
 Json remedies_json(const audit::RemediesReport& report) {

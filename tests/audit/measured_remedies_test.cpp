@@ -14,10 +14,12 @@
 #include <map>
 #include <sstream>
 
+#include "audit/diagnose.hpp"
 #include "audit/remedies.hpp"
 #include "datasets/capture_file.hpp"
 #include "datasets/error.hpp"
 #include "datasets/regime.hpp"
+#include "emu/arith/bf16.hpp"
 #include "tests/audit/problems.hpp"
 
 namespace {
@@ -253,6 +255,44 @@ TEST(Remedies, ThatASoftcapForbidsAreNamedAndNotTried) {
     EXPECT_EQ(t.dq.elements, 0U);
   }
   EXPECT_GT(forbidden, 5U);
+}
+
+TEST(FindRemedies, OfALargeProblemTheWorstHeadIsTriedOrNothing) {
+  GenerateOptions how;
+  how.regime = "normal";
+  how.seqlen_q = how.seqlen_k = 96;
+  how.head_dim = 64;
+  how.heads_q = 4;
+  how.heads_kv = 2;
+  how.causal = true;
+  Capture capture;
+  capture.name = "two heads";
+  capture.problem = generate(how);
+  // The second KV head's keys share a direction, and its leak is the larger one.
+  for (std::size_t j = 0; j < 96; ++j) {
+    for (std::size_t d = 0; d < 64; ++d) {
+      std::uint16_t& word = capture.problem.k.data[(j * 2 + 1) * 64 + d];
+      word = arith::bf16_from_fp32(arith::fp32_from_bf16(word) + 40.0F);
+    }
+  }
+  const audit::Diagnosis diagnosis = audit::diagnose(capture, {});
+  const double run = 7.0 * 64 * 4 * 96 * 97 / 2;
+  const auto find = [&](audit::TryRemedies whether, double most) {
+    return audit::find_remedies(capture, diagnosis, whether, nullptr, most);
+  };
+  const audit::RemediesFinding all = find(audit::TryRemedies::where_cheap, run);
+  ASSERT_TRUE(all.report.has_value());
+  EXPECT_FALSE(all.kv_head.has_value());
+  const audit::RemediesFinding one = find(audit::TryRemedies::where_cheap, run - 1);
+  ASSERT_TRUE(one.report.has_value());
+  EXPECT_EQ(one.kv_head, 1U);
+  EXPECT_NE(one.why_one_head, "");
+  EXPECT_EQ(2 * one.report->trials.front().dq.elements, all.report->trials.front().dq.elements);
+  const audit::RemediesFinding none = find(audit::TryRemedies::where_cheap, run / 2 - 1);
+  EXPECT_FALSE(none.report.has_value());
+  EXPECT_NE(none.not_tried, "");
+  EXPECT_TRUE(find(audit::TryRemedies::always, 0).report.has_value());
+  EXPECT_FALSE(find(audit::TryRemedies::never, 1e12).report.has_value());
 }
 
 TEST(Remedies, NeedGradients) {

@@ -324,6 +324,41 @@ class Commands(Case):
         outputs = {self.good("remedies", path, "--json", "--threads", n) for n in ("1", "2", "3")}
         self.assertEqual(len(outputs), 1)
 
+    def test_diagnose_recommends_what_remedies_recommends(self):
+        path = self.input(LATE)
+        alone = self.json("remedies", path)["captures"][0]
+        out = self.path("out.h5")
+        within = self.json("diagnose", path, "-o", out)["captures"][0]["remedies"]
+        self.assertIsNone(within["kv_head"])
+        trials = {t["name"]: t for t in alone["trials"]}
+        self.assertEqual([t["name"] for t in within["trials"]],
+                         [t["name"] for t in alone["trials"] if not t.get("other_function")])
+        for trial in within["trials"]:
+            self.assertEqual(trial, trials[trial["name"]])
+        for key in ("cheapest", "cheapest_with_inputs", "factor"):
+            self.assertEqual(within[key], alone[key])
+        self.assertIsNotNone(within["cheapest"])
+        report = self.good("diagnose", path)
+        self.assertIn("REMEDIES", report)
+        self.assertIn(within["cheapest"], report)
+        with h5py.File(out) as f:
+            about = f["findings"].attrs
+            self.assertEqual(about["cheapest_remedy"], within["cheapest"])
+            self.assertEqual(about["remedies"].split(", "), [t["name"] for t in within["trials"]])
+            for key in ("dq", "dk", "dv"):
+                for when in ("before_cast", "stored"):
+                    self.assertEqual(list(f["findings/remedies/" + key + "_" + when]),
+                                     [t["errors"][key][when] for t in within["trials"]])
+
+    def test_diagnose_says_why_it_tried_no_remedies(self):
+        path = self.input(LATE)
+        self.assertNotIn("REMEDIES", self.good("diagnose", path, "--no-remedies"))
+        self.assertIn("--remedies", self.json("diagnose", path, "--no-reference")["captures"][0]["remedies"]["not_tried"])
+        self.assertIn("--remedies", self.json("diagnose", path, "--rows", "3")["captures"][0]["remedies"]["not_tried"])
+        self.assertIn("fa3+gproj", self.json("diagnose", path, "-b", "fa3+gproj")["captures"][0]["remedies"]["not_tried"])
+        self.assertIn("trials", self.json("diagnose", path, "--rows", "3", "--remedies")["captures"][0]["remedies"])
+        self.refused("diagnose", path, "--remedies", "--no-remedies")
+
     def test_verify_of_a_recorded_tensor_that_no_emulation_makes(self):
         path = self.path("extra.h5")
         shutil.copy(SMALL, path)
