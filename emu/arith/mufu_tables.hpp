@@ -14,14 +14,14 @@ struct Segment {
 };
 
 // A table that host and device code both read exists twice under nvcc: a constexpr array for the host and one
-// in the device's constant memory. BITATTN_TABLE defines both from one list, and `name(i)` reads the one at
-// hand: a constant expression on the host only.
+// in the device's memory; constant memory serves one address at a time. BITATTN_TABLE defines both from one
+// list, and `name(i)` reads the one at hand: a constant expression on the host only.
 #if defined(__CUDACC__)
-#define BITATTN_TABLE(type, name, size, ...)                          \
-  inline constexpr type name##_host[size] = {__VA_ARGS__};            \
-  static __constant__ const type name##_device[size] = {__VA_ARGS__}; \
-  BITATTN_HD constexpr type name(std::uint32_t i) {                   \
-    BITATTN_TABLE_READ(name)                                          \
+#define BITATTN_TABLE(type, name, size, ...)                        \
+  inline constexpr type name##_host[size] = {__VA_ARGS__};          \
+  static __device__ const type name##_device[size] = {__VA_ARGS__}; \
+  BITATTN_HD constexpr type name(std::uint32_t i) {                 \
+    BITATTN_TABLE_READ(name)                                        \
   }
 #if defined(__CUDA_ARCH__)
 #define BITATTN_TABLE_READ(name) return name##_device[i];

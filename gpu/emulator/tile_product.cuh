@@ -18,7 +18,7 @@ inline constexpr int kTile = 64;  ///< rows and columns of C that a block comput
 inline constexpr int kThreads = 256;
 inline constexpr int kOwn = 4;                 ///< rows and columns of C that a thread owns
 inline constexpr int kLoaders = kThreads / 2;  ///< threads that fetch one operand
-inline constexpr int kBlocksPerMultiprocessor = 2;
+inline constexpr int kBlocksPerMultiprocessor = 3;
 
 /// Memory that holds T, aligned for it.
 template <class T>
@@ -171,9 +171,9 @@ __device__ inline void tile_step(const TileMemory& memory, int buffer, const Own
 #pragma unroll
     for (int q = 0; q < kOwn; ++q) pairs[r][q] = kNoProducts;
   }
-  // Loops over k are unrolled by 4 and no further: a body that outgrows the instruction cache costs more than
+  // Loops over k are unrolled by 8 and no further: a body that outgrows the instruction cache costs more than
   // its jumps.
-#pragma unroll 4
+#pragma unroll 8
   for (int k = 0; k < kStep / 2; ++k) {
     std::uint32_t a[kOwn];
     std::uint32_t b[kOwn];
@@ -230,7 +230,7 @@ __device__ inline void tile_step(const TileMemory& memory, int buffer, const Own
     }
   }
   std::int32_t sum[kOwn][kOwn] = {};
-#pragma unroll 4
+#pragma unroll 8
   for (int k = 0; k < kStep; ++k) {
     float a[kOwn];
     float b[kOwn];

@@ -7,9 +7,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <numeric>
+#include <random>
 #include <span>
 
 #include "backends/emulator.hpp"
@@ -208,6 +211,103 @@ TEST_F(EmulatorOnGpu, SpecialValues) {
     SCOPED_TRACE(causal);
     expect_equal_to_the_cpu(capture);
   }
+}
+
+/// Sequences of these lengths, packed: tensors without a batch axis, one sequence behind the other.
+Capture packed(Shape shape, const std::vector<std::size_t>& q_lengths,
+               const std::vector<std::size_t>& k_lengths, std::uint64_t seed) {
+  shape.batch = 1;
+  shape.seqlen_q = std::accumulate(q_lengths.begin(), q_lengths.end(), std::size_t{0});
+  shape.seqlen_k = std::accumulate(k_lengths.begin(), k_lengths.end(), std::size_t{0});
+  Capture capture = capture_of(shape, seed);
+  Problem& problem = capture.problem;
+  capture.name += " packed";
+  for (Bf16Tensor* tensor : {&problem.q, &problem.k, &problem.v, &problem.dout}) {
+    tensor->shape.erase(tensor->shape.begin());
+  }
+  const auto offsets = [](const std::vector<std::size_t>& lengths) {
+    std::vector<std::int32_t> ends{0};
+    for (const std::size_t n : lengths) ends.push_back(ends.back() + static_cast<std::int32_t>(n));
+    return ends;
+  };
+  problem.layout = Layout::thd;
+  problem.batch = q_lengths.size();
+  problem.seqlen_q = *std::max_element(q_lengths.begin(), q_lengths.end());
+  problem.seqlen_k = *std::max_element(k_lengths.begin(), k_lengths.end());
+  problem.cu_seqlens_q = offsets(q_lengths);
+  problem.cu_seqlens_k = offsets(k_lengths);
+  return capture;
+}
+
+/// Empty sequences, such without keys or without queries, and such as end within a tile: tiles read into
+/// their neighbours there.
+TEST_F(EmulatorOnGpu, PackedSequences) {
+  const std::size_t n = kOnGpu ? 4 : 1;
+  const std::vector<std::size_t> q_lengths{n * 33, 0, n * 5, n * 40, 1, n * 12};
+  const std::vector<std::size_t> k_lengths{n * 20, n * 7, n * 50, 0, n * 3, n * 61};
+  std::uint64_t seed = 40;
+  for (const Shape& shape :
+       {Shape{"normal", 1, 2, 2, 0, 0, 64}, Shape{"late", 1, 4, 2, 0, 0, 64, true},
+        Shape{"peaky", 1, 2, 1, 0, 0, 128, true}, Shape{"normal", 1, 2, 1, 0, 0, 96, false, 17, 4},
+        Shape{"normal3", 1, 2, 2, 0, 0, 128, true, -1, -1, 20.0}}) {
+    const Capture capture = packed(shape, q_lengths, k_lengths, ++seed);
+    SCOPED_TRACE(capture.name);
+    expect_equal_to_the_cpu(capture);
+  }
+}
+
+TEST_F(EmulatorOnGpu, NoKeysAtAll) {
+  for (const std::size_t heads_kv : {2U, 1U}) {
+    expect_equal_to_the_cpu(capture_of({"normal", 1, 2, heads_kv, 40, 0, 64, true}, 21));
+  }
+}
+
+/// Where the kernel fixes no order, both add in the same one.
+TEST_F(EmulatorOnGpu, NoFixedOrder) {
+  Capture capture = capture_of({"late", 1, 4, 1, 70, kOnGpu ? 700U : 300U, 64, true}, 22);
+  capture.problem.deterministic = false;
+  expect_equal_to_the_cpu(capture);
+}
+
+/// Shapes that nobody chose: any head size, group, mask, length, regime.
+TEST_F(EmulatorOnGpu, DrawnShapes) {
+  std::mt19937 random(7);
+  const auto draw = [&random](std::size_t least, std::size_t most) {
+    return least + random() % (most - least + 1);
+  };
+  const std::size_t longest = kOnGpu ? 400 : 90;
+  const int count = kOnGpu ? 150 : 16;
+  std::size_t packed_ones = 0;
+  for (int i = 0; i < count; ++i) {
+    const std::vector<RegimeInfo>& all = regimes();
+    Shape shape{};
+    shape.regime = all[draw(0, all.size() - 1)].name.c_str();
+    shape.batch = draw(1, 2);
+    shape.heads_kv = draw(1, 2);
+    shape.heads_q = shape.heads_kv * draw(1, 3);
+    shape.seqlen_q = draw(1, longest);
+    shape.seqlen_k = draw(1, longest);
+    shape.head_dim = 8 * draw(1, kOnGpu ? 32 : 16);
+    shape.causal = draw(0, 1) == 1;
+    if (draw(0, 2) == 0) shape.window_left = static_cast<int>(draw(0, longest));
+    if (draw(0, 2) == 0) shape.window_right = static_cast<int>(draw(0, longest));
+    if (draw(0, 3) == 0) shape.softcap = static_cast<double>(draw(1, 40));
+    const std::uint64_t seed = 100 + static_cast<std::uint64_t>(i);
+    const bool is_packed = draw(0, 2) == 0;
+    packed_ones += is_packed ? 1 : 0;
+    Capture capture = is_packed ? packed(shape, {draw(0, longest), draw(1, longest), draw(0, 40)},
+                                         {draw(1, longest), draw(0, longest), draw(0, 40)}, seed)
+                                : capture_of(shape, seed);
+    capture.problem.deterministic = draw(0, 3) != 0;
+    SCOPED_TRACE(capture.name + " draw " + std::to_string(i) + ", window " +
+                 std::to_string(shape.window_left) + " " + std::to_string(shape.window_right) + ", softcap " +
+                 std::to_string(shape.softcap) + ", heads " + std::to_string(shape.heads_q) + " to " +
+                 std::to_string(shape.heads_kv));
+    expect_equal_to_the_cpu(capture);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GE(packed_ones, 3U);
+  std::printf("%d problems, %zu of them packed\n", count, packed_ones);
 }
 
 /// A workspace so small that every key block and tile goes alone gives the same bits.
