@@ -6,7 +6,7 @@
 #   bench/gpu_check.sh OUT BUILD               in a checkout
 #
 # BITATTN_GOLDENS: a folder of captures (fa3, fa3-corners, real-run) in place of the bundled ones.
-# BITATTN_CHECK: the steps to run, of: probe kernels emulator captures rates sanitizer (default: all but sanitizer).
+# BITATTN_CHECK: the steps to run, of: probe kernels emulator captures layer rates sanitizer (default: all but sanitizer).
 # Ends with 0 if every step did, 1 if one failed, 2 where there is no GPU.
 set -uo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
@@ -20,7 +20,7 @@ else
   captures="${BITATTN_GOLDENS:-$here/captures}"
 fi
 export BITATTN_GOLDENS="$captures"
-steps="${BITATTN_CHECK:-probe kernels emulator captures rates}"
+steps="${BITATTN_CHECK:-probe kernels emulator captures layer rates}"
 failed=()
 
 # A program by its name: bin of the bundle, or wherever the build left it.
@@ -65,6 +65,16 @@ if wanted captures; then
     [ -d "$captures/$folder" ] || continue
     step "captures-emu-gpu-$folder" 300 "$bitattn" compare "$captures/$folder" -a emu-gpu:fa3 -b recorded
   done
+fi
+if wanted layer; then
+  # A whole layer through the program: what a user waits for, and every bit of it by three ways of computing it.
+  layer="$out/layer.h5"
+  step layer-generate 300 "$bitattn" generate "$layer" --regime normal --heads 32 --seqlen 8192 --dim 128 --causal --seed 1 --quiet
+  step layer-run-emu-gpu 300 "$bitattn" run "$layer" -b emu-gpu:fa3 -o "$out/layer-out.h5" --quiet
+  step layer-run-gpu 300 "$bitattn" run "$layer" -b gpu:fa3 -o "$out/layer-out.h5" --quiet
+  step layer-emu-gpu-is-gpu 300 "$bitattn" compare "$layer" -a emu-gpu:fa3 -b gpu:fa3 --quiet
+  step layer-emu-gpu-is-cpu 300 "$bitattn" compare "$layer" -a emu-gpu:fa3 -b fa3 --quiet
+  rm -f "$layer" "$out/layer-out.h5"
 fi
 if wanted rates; then
   step rates-emulator 200 "$(program bitattn_gpu_emulator_bench)"
