@@ -673,7 +673,7 @@ class Recording:
 
 
 def record(
-    folder, model=None, *, steps=None, layers=None, heads=None, batch=None, optimizer=None, modules=None, statistics=10, forward_only=False,
+    folder, model=None, *, steps=None, layers=None, heads=None, batch=None, optimizer=None, modules=None, statistics=100, forward_only=False,
     compress=0, strict=False, first_step=0, rank=None, attributes=None,
 ):  # fmt: skip
     """Records the attention calls of this process into a folder, inside `with`.
