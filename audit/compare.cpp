@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <span>
 
 #include "audit/order_free.hpp"
@@ -94,6 +95,7 @@ class TensorComparer {
     const bool any_emulated = is_emulated(a_) || is_emulated(b_);
     double difference2 = 0;
     double truth2 = 0;
+    std::size_t finite_pairs = 0;
     std::optional<std::pair<std::size_t, std::uint64_t>> worst;
     c.elements = a.size();
     for (std::size_t i = 0; i < a.size(); ++i) {
@@ -108,6 +110,7 @@ class TensorComparer {
       if (std::isfinite(vx) && std::isfinite(vy)) {
         difference2 += (vx - vy) * (vx - vy);
         truth2 += vy * vy;
+        ++finite_pairs;
       }
       if (x == y) {
         ++c.equal_bits;
@@ -138,7 +141,9 @@ class TensorComparer {
       const std::size_t i = worst->first;
       c.worst = pair_at(what, a, i, bits_at(a, i), bits_at(b, i), c.bf16, worst->second);
     }
-    c.relative_error = difference2 == 0 ? 0 : std::sqrt(difference2 / truth2);
+    c.relative_error = finite_pairs == 0  ? std::numeric_limits<double>::quiet_NaN()
+                       : difference2 == 0 ? 0
+                                          : std::sqrt(difference2 / truth2);
     c.verdict = c.differing_bits > 0       ? TensorVerdict::differs
                 : c.order_not_compared > 0 ? TensorVerdict::order_not_compared
                                            : TensorVerdict::equal;

@@ -44,7 +44,8 @@ struct TensorComparison {
   std::size_t not_written = 0;         ///< padding that no kernel writes
   std::size_t nan_differences = 0;     ///< of the differing ones: at least one side is a NaN
   std::uint64_t largest_ulps = 0;      ///< among differing elements without a NaN
-  double relative_error = 0;  ///< |a - b| / |b|, Frobenius, over elements that are finite on both sides
+  /// |a - b| / |b|, Frobenius, over elements that are finite on both sides; NaN without any.
+  double relative_error = 0;
   std::optional<ElementPair> first, worst;
   std::string remark;
 };

@@ -206,13 +206,14 @@ Diagnosis diagnose(const Capture& capture, const DiagnoseOptions& options) {
     d.emulated.uncast.dq = dq_before_last_step(problem, d.emulated.intermediates.dq_accum);
   }
   d.rows = std::move(locator.findings());
-  if (d.rows.scale_log2 == 0 && problem.total_q() > 0) {
+  if (std::isnan(d.rows.scale_log2) && problem.total_q() > 0 && problem.total_k() > 0) {
     throw InputError("backend " + options.backend +
                      " is no emulated kernel whose rows can be looked at, expected fa3");
   }
   d.notes = d.emulated.notes;
   d.specials = special_values(problem, d.emulated);
   if (capture.has_recorded()) {
+    d.witness = witness(capture);
     Result recorded = capture.recorded;
     recorded.backend = "recorded";
     d.against_recorded = compare_results(capture.name, problem, recorded, d.emulated);

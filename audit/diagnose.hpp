@@ -14,6 +14,7 @@
 #include "audit/inputs.hpp"
 #include "audit/locate.hpp"
 #include "audit/row_choice.hpp"
+#include "audit/witness.hpp"
 #include "datasets/result.hpp"
 
 namespace bitattn::audit {
@@ -46,6 +47,7 @@ struct Diagnosis {
   bool with_backward = false;
   InputSummary inputs;
   std::optional<Comparison> against_recorded;  ///< a: recorded, b: emulated
+  std::optional<Witness> witness;              ///< where anything was recorded
   RowFindings rows;
   bool with_truth = false;
   std::string reference;             ///< its name

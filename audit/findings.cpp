@@ -79,6 +79,34 @@ Fp64Tensor divided(const Fp64Tensor& a, const Fp64Tensor& b) {
   return out;
 }
 
+/// A figure of every batch element (or packed sequence) and KV head.
+void write_witness(CaptureWriter& writer, const std::string& group, const Problem& problem,
+                   const Witness& witness) {
+  const std::vector<std::string> axes{problem.layout == Layout::thd ? "sequence" : "batch", "kv_head"};
+  for (const WitnessOfLaw& law : witness.laws) {
+    if (!law.not_checked.empty()) continue;
+    const std::string path = std::string("witness/") + law_name(law.law);
+    const std::string units = law.law == Law::dk_sum ? "gradient of a key" : "loss";
+    const auto write = [&](const char* name, const std::string& unit, const std::string& description,
+                           auto figure) {
+      Fp64Tensor values({problem.batch, problem.heads_kv}, std::numeric_limits<double>::quiet_NaN());
+      for (std::size_t n = 0; n < values.size(); ++n) {
+        if (law.heads[n].finite) values.data[n] = figure(law.heads[n]);
+      }
+      writer.write_finding(group, path + "/" + name, values, unit, description, axes);
+    };
+    const std::string text = law_text(law.law);
+    write("residual", units, "size of what the recorded tensors miss the law by: " + text,
+          [](const LawInHead& head) { return head.residual; });
+    write("noise", units, "RMS that rounding the stored words to BF16 makes of it",
+          [](const LawInHead& head) { return head.noise; });
+    write("bound_share", "1",
+          "residual over the most that rounding the stored words can make of it (dk_sum: largest over the "
+          "columns)",
+          [](const LawInHead& head) { return head.bound_share; });
+  }
+}
+
 }  // namespace
 
 namespace {
@@ -137,6 +165,7 @@ void write_findings(CaptureWriter& writer, const std::string& group, const Probl
         static_cast<std::int64_t>(diagnosis.against_recorded->differing());
   }
   write_remedies(writer, group, diagnosis.remedies);
+  if (diagnosis.witness) write_witness(writer, group, problem, *diagnosis.witness);
   if (!diagnosis.with_backward) {
     writer.write_attributes(findings_group(group), summary);
     return;

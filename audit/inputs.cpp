@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "emu/arith/bf16.hpp"
 
 namespace bitattn::audit {
 
 namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 bool is_finite(std::uint16_t word) {
   return (word & 0x7f80U) != 0x7f80U;
@@ -23,7 +26,7 @@ double number(std::uint16_t word) {
 }
 
 double mean_norm(const Bf16Tensor& tensor) {
-  if (tensor.empty() || tensor.size() == 0) return 0;
+  if (tensor.empty() || tensor.size() == 0) return kNan;
   const std::size_t columns = tensor.shape.back();
   double sum = 0;
   std::size_t vectors = 0;
@@ -35,11 +38,11 @@ double mean_norm(const Bf16Tensor& tensor) {
     sum += std::sqrt(squares);
     ++vectors;
   }
-  return vectors == 0 ? 0 : sum / static_cast<double>(vectors);
+  return vectors == 0 ? kNan : sum / static_cast<double>(vectors);
 }
 
 double largest_mean_key_norm(const Problem& problem) {
-  double largest = 0;
+  double largest = kNan;
   const std::size_t dim = problem.head_dim;
   for (std::size_t b = 0; b < problem.batch; ++b) {
     const SequenceSpan span = problem.sequence(b);
@@ -54,14 +57,14 @@ double largest_mean_key_norm(const Problem& problem) {
       }
       double squares = 0;
       for (const double x : mean) squares += x * x;
-      if (keys > 0) largest = std::max(largest, std::sqrt(squares) / static_cast<double>(keys));
+      if (keys > 0) largest = std::fmax(largest, std::sqrt(squares) / static_cast<double>(keys));
     }
   }
   return largest;
 }
 
 struct LargestLogit {
-  double value = -1;
+  double value = -1;  ///< below 0: no pair yet whose score is a number
   std::size_t head = 0, row = 0, key = 0;
   /// The larger one; of equals the one that comes first, so that threads change nothing.
   void take(const LargestLogit& other) {
@@ -128,6 +131,7 @@ void find_largest_logit(const Problem& problem, double most_products, InputSumma
     summary.logit_rows += (span.q_length + step - 1) / step;
     for (std::size_t h = 0; h < problem.heads_kv; ++h) {
       const LargestLogit best = largest_of_head(problem, span, h, step);
+      if (best.value < 0) continue;
       const double logit = best.value * problem.softmax_scale;
       if (logit <= summary.largest_logit) continue;
       summary.largest_logit = logit;
@@ -169,6 +173,7 @@ std::optional<SpecialValues> look_for_specials(const Problem& problem, const std
 
 InputSummary summarize_inputs(const Problem& problem, double most_products) {
   InputSummary summary;
+  summary.largest_logit = kNan;
   summary.mean_q_norm = mean_norm(problem.q);
   summary.mean_k_norm = mean_norm(problem.k);
   summary.mean_v_norm = mean_norm(problem.v);

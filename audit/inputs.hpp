@@ -23,7 +23,8 @@ struct SpecialValues {
   std::size_t count() const { return nans + infinities; }
 };
 
-/// Means over tokens and heads of the vectors' Euclidean norms; vectors with NaN or infinities left out.
+/// Means over tokens and heads of the vectors' Euclidean norms; vectors with NaN or infinities left out. NaN
+/// where none is left, or no visible pair has a score.
 struct InputSummary {
   double mean_q_norm = 0, mean_k_norm = 0, mean_v_norm = 0, mean_dout_norm = 0;
   double largest_mean_key_norm = 0;  ///< over sequences and KV heads, of the mean of all its keys

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <vector>
 
@@ -16,9 +17,9 @@ namespace bitattn::audit {
 /// hold NaN (row_max -inf, tied_maxima 0), and so does everything that only a backward shows where there is
 /// none.
 struct RowFindings {
-  float scale_log2 = 0;               ///< c
-  Fp32Tensor row_max, row_sum;        ///< m (raw score units), L
-  Fp32Tensor row_max_residue;         ///< fma(m, c, -rn(m*c)), fp32 with FTZ
+  float scale_log2 = std::numeric_limits<float>::quiet_NaN();  ///< c; NaN: no emulated kernel was observed
+  Fp32Tensor row_max, row_sum;                                 ///< m (raw score units), L
+  Fp32Tensor row_max_residue;                                  ///< fma(m, c, -rn(m*c)), fp32 with FTZ
   Fp32Tensor largest_block_residue;   ///< of the running maxima after each key block, the residue of largest
                                       ///< magnitude
   Fp32Tensor block_residues;          ///< asked for: [...rows, key blocks], NaN where a row skips a block

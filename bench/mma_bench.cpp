@@ -99,8 +99,7 @@ double scalar_rate(const Shape& shape) {
 void report(benchmark::State& state, const Shape& shape) {
   const double products = static_cast<double>(state.iterations()) * kProducts;
   state.counters["products/s"] = benchmark::Counter(products, benchmark::Counter::kIsRate);
-  state.counters["x_scalar"] =
-      benchmark::Counter(products / scalar_rate(shape), benchmark::Counter::kIsRate);
+  state.counters["x_scalar"] = benchmark::Counter(products / scalar_rate(shape), benchmark::Counter::kIsRate);
 }
 
 void multiply(benchmark::State& state, const Engine& engine, const Shape& shape, bool pack_each_time) {

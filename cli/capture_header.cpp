@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include "cli/table.hpp"
 #include "datasets/shape_text.hpp"
 
@@ -44,11 +46,17 @@ std::string mask_text(const Problem& p) {
 }
 
 std::string inputs_line(const audit::InputSummary& s, Layout layout) {
-  std::string text = fmt::format(
-      "mean |q| {}, mean |k| {}, |mean key| up to {}; largest logit {} ({}{}, h {}, i {}, j {})",
-      fmt::format("{:.3g}", s.mean_q_norm), fmt::format("{:.3g}", s.mean_k_norm),
-      fmt::format("{:.3g}", s.largest_mean_key_norm), fmt::format("{:.3g}", s.largest_logit),
-      layout == Layout::thd ? "sequence " : "b ", s.logit_sequence, s.logit_head, s.logit_row, s.logit_key);
+  const auto number = [](double x) {
+    return std::isnan(x) ? std::string("- (none finite)") : fmt::format("{:.3g}", x);
+  };
+  std::string text = fmt::format("mean |q| {}, mean |k| {}, |mean key| up to {}; ", number(s.mean_q_norm),
+                                 number(s.mean_k_norm), number(s.largest_mean_key_norm));
+  if (s.visible_pairs == 0) return text + "no visible pair, so no logit";
+  text += "largest logit " + number(s.largest_logit);
+  if (!std::isnan(s.largest_logit)) {
+    text += fmt::format(" ({}{}, h {}, i {}, j {})", layout == Layout::thd ? "sequence " : "b ",
+                        s.logit_sequence, s.logit_head, s.logit_row, s.logit_key);
+  }
   if (s.logit_rows < s.logit_all_rows) {
     text += fmt::format(" of every {}th row", (s.logit_all_rows + s.logit_rows - 1) / s.logit_rows);
   }
@@ -107,27 +115,42 @@ Json specials_json(const std::vector<audit::SpecialValues>& specials) {
   return json;
 }
 
-std::string capture_header(const Capture& capture, const audit::InputSummary& inputs) {
+namespace {
+
+/// A name, and its text wrapped beside it.
+std::string beside(const std::string& name, const std::string& what) {
+  std::string lines = wrapped(what, 12);
+  lines.replace(2, name.size(), name);
+  return lines;
+}
+
+std::string header_text(const Capture& capture, const audit::InputSummary* inputs) {
   const Problem& p = capture.problem;
   std::string recorded;
   for (const std::string& name : tensor_names(capture.recorded))
     recorded += (recorded.empty() ? "" : ", ") + name;
   std::string text = printable(capture.name, 4096) + "\n";
-  // A name, and its text wrapped beside it.
-  const auto add = [&text](const std::string& name, const std::string& what) {
-    std::string lines = wrapped(what, 12);
-    lines.replace(2, name.size(), name);
-    text += lines;
-  };
-  add("kernel", kernel_text(p));
-  add("shape", shape_line(p) + (p.dout.empty() ? "; forward only (no dout)" : ""));
-  add("mask", mask_text(p));
-  add("inputs", inputs_line(inputs, p.layout));
+  text += beside("kernel", kernel_text(p));
+  text += beside("shape", shape_line(p) + (p.dout.empty() ? "; forward only (no dout)" : ""));
+  text += beside("mask", mask_text(p));
+  if (inputs != nullptr) text += beside("inputs", inputs_line(*inputs, p.layout));
   const std::string origin = origin_text(p);
-  if (!origin.empty()) add("from", origin);
-  add("recorded", recorded.empty() ? "nothing" : recorded);
-  if (!inputs.specials.empty())
-    text += "  NaN and infinities among the inputs:\n" + specials_text(inputs.specials, p.layout);
+  if (!origin.empty()) text += beside("from", origin);
+  return text + beside("recorded", recorded.empty() ? "nothing" : recorded);
+}
+
+}  // namespace
+
+std::string capture_title(const Capture& capture) {
+  return header_text(capture, nullptr);
+}
+
+std::string capture_header(const Capture& capture, const audit::InputSummary& inputs) {
+  std::string text = header_text(capture, &inputs);
+  if (!inputs.specials.empty()) {
+    text +=
+        "  NaN and infinities among the inputs:\n" + specials_text(inputs.specials, capture.problem.layout);
+  }
   return text;
 }
 
@@ -162,11 +185,15 @@ Json capture_json(const Capture& capture, const audit::InputSummary& inputs) {
                    {"mean_v", json_number(inputs.mean_v_norm)},
                    {"mean_dout", json_number(inputs.mean_dout_norm)},
                    {"largest_mean_key", json_number(inputs.largest_mean_key_norm)}};
+  // Without a pair whose score is a number it has no place.
+  const auto place = [&](std::size_t at) {
+    return std::isnan(inputs.largest_logit) ? Json(nullptr) : Json(at);
+  };
   json["largest_logit"] = {{"value", json_number(inputs.largest_logit)},
-                           {"b", inputs.logit_sequence},
-                           {"h", inputs.logit_head},
-                           {"i", inputs.logit_row},
-                           {"j", inputs.logit_key},
+                           {"b", place(inputs.logit_sequence)},
+                           {"h", place(inputs.logit_head)},
+                           {"i", place(inputs.logit_row)},
+                           {"j", place(inputs.logit_key)},
                            {"rows_looked_at", inputs.logit_rows},
                            {"rows", inputs.logit_all_rows}};
   json["recorded"] = tensor_names(capture.recorded);

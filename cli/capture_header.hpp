@@ -11,6 +11,8 @@ namespace bitattn::cli {
 
 /// Name, kernel, shape, mask, norms, recorded tensors; several lines, each with a line feed.
 std::string capture_header(const Capture& capture, const audit::InputSummary& inputs);
+/// The same without what has to be computed of the inputs.
+std::string capture_title(const Capture& capture);
 Json capture_json(const Capture& capture, const audit::InputSummary& inputs);
 
 /// One line each: which tensors hold NaN or infinities, where first, how far spread; "" if none do.

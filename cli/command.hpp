@@ -13,7 +13,8 @@ enum ExitCode : int { kHolds = 0, kDoesNotHold = 1, kBadInput = 2 };
 struct CommonOptions {
   bool json = false;
   bool quiet = false;
-  int threads = 0;  ///< 0: all
+  int threads = 0;           ///< 0: all
+  std::string command_line;  ///< as it was typed, each word quoted where a shell needs it
 };
 
 /// What main runs once the command line is understood.
@@ -32,6 +33,7 @@ void add_probe(CLI::App& app, CommonOptions& common, Action& action);
 void add_remedies(CLI::App& app, CommonOptions& common, Action& action);
 void add_run(CLI::App& app, CommonOptions& common, Action& action);
 void add_verify(CLI::App& app, CommonOptions& common, Action& action);
+void add_witness(CLI::App& app, CommonOptions& common, Action& action);
 
 /// "A:B" or "A" (then both are A) as two integers of at least `least`. Throws InputError that names the
 /// option.

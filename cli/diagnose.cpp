@@ -13,10 +13,12 @@
 #include "cli/diagnosis_json.hpp"
 #include "cli/diagnosis_report.hpp"
 #include "cli/output.hpp"
+#include "cli/page/page.hpp"
 #include "cli/progress.hpp"
 #include "cli/remedies_section.hpp"
 #include "datasets/capture_file.hpp"
 #include "datasets/error.hpp"
+#include "datasets/output_file.hpp"
 
 namespace bitattn::cli {
 
@@ -24,7 +26,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> files;
-  std::string backend = "fa3", output, rows;
+  std::string backend = "fa3", output, page, rows;
   std::size_t worst = 8;
   unsigned reference_bits = 0;
   bool no_reference = false;
@@ -52,6 +54,14 @@ int run(const Options& options, const CommonOptions& common) {
   if (!options.output.empty()) {
     writer = std::make_unique<CaptureWriter>(parse_capture_name(options.output).file, arguments);
   }
+  if (!options.page.empty()) {
+    // A page that could not be written is known before the work.
+    const OutputFile place(options.page, arguments);
+    if (options.page == parse_capture_name(options.output).file) {
+      throw InputError(options.page + ": cannot be both the page and the findings");
+    }
+  }
+  page::Page page(common.command_line);
   std::size_t captures = 0;
   if (arguments.size() == 1) captures = list_captures(arguments[0]).size();
   const bool one = arguments.size() == 1 && captures == 1;
@@ -70,8 +80,11 @@ int run(const Options& options, const CommonOptions& common) {
     diagnosis.remedies = audit::find_remedies(capture, diagnosis, remedies, how.progress);
     progress.clear();
     if (writer) store(*writer, output_group(capture.name, arguments.size() > 1), capture, diagnosis);
+    const Json figures =
+        common.json || !options.page.empty() ? diagnosis_json(capture, diagnosis, options.worst) : Json();
+    if (!options.page.empty()) page.add(capture, diagnosis, figures);
     if (common.json) {
-      json.push_back(diagnosis_json(capture, diagnosis, options.worst));
+      json.push_back(figures);
     } else if (one) {
       print(diagnosis_report(capture, diagnosis, options.worst));
     } else {
@@ -79,14 +92,18 @@ int run(const Options& options, const CommonOptions& common) {
     }
   });
   if (writer) writer->commit();
+  const bool with_page = !options.page.empty() && !page.empty();
+  if (with_page) write_text_file(options.page, page.html(), arguments);
   if (common.json) {
     Json object{{"captures", json}};
     if (writer) object["written"] = options.output;
+    if (with_page) object["page"] = options.page;
     print_json(object);
   } else {
     if (!lines.empty()) print(diagnosis_overview(lines));
     if (writer && !common.quiet)
       print(fmt::format("\nFindings of every row: {} (docs/diagnose.md)\n", options.output));
+    if (with_page && !common.quiet) print(fmt::format("\nThe page: {}\n", options.page));
   }
   return failed > 0 ? kBadInput : kHolds;
 }
@@ -103,6 +120,7 @@ void add_diagnose(CLI::App& app, CommonOptions& common, Action& action) {
   command->add_option("-b,--backend", options->backend, "The emulated kernel (default fa3)");
   command->add_option("-o,--output", options->output,
                       "Writes the capture and every row's findings to this HDF5 file");
+  command->add_option("--html", options->page, "Writes a self-contained page to look at to this file");
   command->add_option(
       "--rows", options->rows,
       "Truth and table for these rows only: N worst rows, or a list as in 5,100-120,h:i,b:h:i");

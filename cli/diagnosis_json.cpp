@@ -5,6 +5,7 @@
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
 #include "cli/remedies_section.hpp"
+#include "cli/witness_section.hpp"
 
 namespace bitattn::cli {
 
@@ -87,7 +88,8 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
   Json json = capture_json(capture, d.inputs);
   json["backend"] = d.backend;
   json["against_recorded"] = d.against_recorded ? comparison_json(*d.against_recorded) : Json(nullptr);
-  json["scale_log2"] = static_cast<double>(d.rows.scale_log2);
+  json["witness"] = d.witness ? witness_json(*d.witness) : Json(nullptr);
+  json["scale_log2"] = json_number(static_cast<double>(d.rows.scale_log2));
   json.update(summary_json(problem, d, d.whole));
   if (d.with_backward) {
     json["leak"]["into_dk"] = json_number(d.leak_dk);

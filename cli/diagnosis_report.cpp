@@ -10,6 +10,7 @@
 #include "cli/output.hpp"
 #include "cli/remedies_section.hpp"
 #include "cli/table.hpp"
+#include "cli/witness_section.hpp"
 
 namespace bitattn::cli {
 
@@ -81,7 +82,8 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
     text += wrapped("Forward only (no dout): no score gradients to look at.");
     return text;
   }
-  if (d.whole.residue.rows == 0) return text + wrapped("No row sees a key with finite scores: there is nothing to find.");
+  if (d.whole.residue.rows == 0)
+    return text + wrapped("No row sees a key with finite scores: there is nothing to find.");
   const double error = dq_error(d);
   if (!std::isfinite(d.whole.leak)) {
     return text + wrapped("dQ is zero or not finite, so there is nothing to measure a leak against.");
@@ -323,6 +325,7 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
   std::string text = capture_header(capture, d.inputs) + "\n" + verdict_text(capture, d);
   for (const std::string& note : d.notes) text += wrapped(note + ".");
   text += specials_report(capture, d);
+  if (d.witness) text += witness_section(capture, *d.witness);
   text += row_max_text(capture, d);
   if (d.with_backward) text += drift_text(capture, d) + leak_text(d);
   text += errors_text(d);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdlib>
 #include <memory>
 
 #include "cli/capture_list.hpp"
@@ -75,8 +76,14 @@ void add_generate(CLI::App& app, CommonOptions& common, Action& action) {
   command->add_flag("--causal", problem.causal, "Causal mask");
   command->add_option("--window", options->window, "Local window LEFT:RIGHT, -1 for no limit");
   command->add_option("--softcap", problem.softcap, "Softcap (0: none)");
-  command->add_option("--scale", problem.softmax_scale, "softmax_scale (default 1/sqrt(head size))");
-  command->add_option("--seed", problem.seed, "Seed: same seed, same bits");
+  command->add_option("--scale", problem.softmax_scale, "softmax_scale (default 1/sqrt(head size))")
+      ->check([](const std::string& text) {  // 0 would mean the default
+        return std::strtod(text.c_str(), nullptr) > 0 ? std::string() : text + " is no number above 0";
+      });
+  command->add_option("--seed", problem.seed, "Seed: same seed, same bits")
+      ->check([](const std::string& text) {
+        return text.find('-') == std::string::npos ? std::string() : text + " is no whole number from 0 on";
+      });
   command->add_option("--key-shift", problem.key_shift,
                       "Adds one vector of this times the mean key norm to all keys of a head");
   command->callback(

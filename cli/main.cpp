@@ -2,13 +2,16 @@
 
 #include <tbb/global_control.h>
 
+#include <algorithm>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <exception>
 #include <memory>
 #include <new>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "cli/command.hpp"
 #include "cli/output.hpp"
@@ -43,7 +46,27 @@ std::pair<long long, long long> parse_pair(const std::string& option, const std:
 
 namespace {
 
+/// "bitattn" and the words after it, each as a shell would need it.
+std::string quoted(std::span<char*> words) {
+  std::string line = "bitattn";
+  for (const std::string word : words) {
+    const bool plain = !word.empty() && word.find_first_not_of(
+                                            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+                                            "0123456789_-+=:,./@%^") == std::string::npos;
+    line += " ";
+    if (plain) {
+      line += word;
+      continue;
+    }
+    line += "'";
+    for (const char c : word) line += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    line += "'";
+  }
+  return line;
+}
+
 int run(int argc, char** argv) {
+  const auto words = std::span(argv, static_cast<std::size_t>(argc)).subspan(argc > 0 ? 1 : 0);
   CLI::App app("What a BF16 attention kernel computes, to the last bit, and where its rounding goes wrong",
                "bitattn");
   app.set_version_flag("--version", std::string("bitattn ") + BITATTN_VERSION);
@@ -53,17 +76,28 @@ int run(int argc, char** argv) {
       "Exit codes: 0 done, and what was asked holds; 1 done, and it does not hold; 2 bad usage or bad "
       "input.");
   CommonOptions common;
+  common.command_line = quoted(words);
   Action action;
   add_info(app, common, action);
   add_generate(app, common, action);
   add_run(app, common, action);
   add_compare(app, common, action);
   add_verify(app, common, action);
+  add_witness(app, common, action);
   add_diagnose(app, common, action);
   add_remedies(app, common, action);
   add_backends(app, common, action);
   add_bench(app, common, action);
   add_probe(app, common, action);
+  // The first word that is no option names the command; CLI11 itself would only say that one is missing.
+  const auto command =
+      std::find_if(words.begin(), words.end(), [](const char* word) { return word[0] != '-'; });
+  const std::vector<CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
+  if (command != words.end() && std::none_of(commands.begin(), commands.end(), [&](const CLI::App* known) {
+        return known->get_name() == *command;
+      })) {
+    throw InputError(std::string(*command) + " is no command (bitattn --help lists the commands)");
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "audit/place.hpp"
-#include "cli/command.hpp"
 
 namespace bitattn::cli {
 

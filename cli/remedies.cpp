@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 
 #include "cli/capture_list.hpp"
@@ -66,7 +67,10 @@ void add_remedies(CLI::App& app, CommonOptions& common, Action& action) {
   command
       ->add_option("--factor", options->factor,
                    "Good enough: stored dQ and dK within this times the error of fp32 (default 1.2)")
-      ->check(CLI::Range(1.0, 1e6));
+      ->check(CLI::Range(1.0, 1e6))
+      ->check([](const std::string& text) {  // a NaN lies outside no range
+        return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is no number" : std::string();
+      });
   command->add_option("--reference-bits", options->reference_bits, "Precision of the truth (default 115)")
       ->check(CLI::Range(53, 4096));
   command->callback(

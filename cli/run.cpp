@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <filesystem>
 #include <memory>
 
@@ -78,7 +79,8 @@ int run(const Options& options, const CommonOptions& common) {
     run.progress = [&](double share) { progress.update(options.backend, share); };
     const Result result = backend->run(capture, run);
     progress.clear();
-    if (!options.trace.empty() && locator.findings().scale_log2 == 0 && problem.total_q() > 0) {
+    if (!options.trace.empty() && std::isnan(locator.findings().scale_log2) && problem.total_q() > 0 &&
+        problem.total_k() > 0) {
       throw InputError("--trace: backend " + options.backend +
                        " shows no intermediates, expected an emulated kernel such as fa3");
     }

@@ -256,6 +256,16 @@ void refuse_larger_than_memory(const Problem& problem) {
   }
 }
 
+/// A shift beyond BF16's range would leave infinities, which no regime means to have.
+void refuse_infinite_keys(const Problem& problem, double key_shift) {
+  const bool infinite = std::any_of(problem.k.data.begin(), problem.k.data.end(),
+                                    [](std::uint16_t word) { return (word & 0x7f80U) == 0x7f80U; });
+  if (infinite) {
+    throw InputError("generate: key_shift " + shortest_text(key_shift) +
+                     " makes keys beyond the range of BF16");
+  }
+}
+
 }  // namespace
 
 const std::vector<RegimeInfo>& regimes() {
@@ -305,6 +315,7 @@ Problem generate(const GenerateOptions& options) {
   const std::size_t group = problem.group();
   fill(problem.q, problem.q_shape(), r.q, words, Stream::q, directions, group);
   fill_keys(problem, r, words, directions, options.key_shift);
+  refuse_infinite_keys(problem, options.key_shift);
   fill(problem.v, problem.v_shape(), r.v, words, Stream::v, directions, 1);
   fill(problem.dout, problem.out_shape(), r.dout, words, Stream::dout, directions, group);
 

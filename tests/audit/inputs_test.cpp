@@ -33,6 +33,21 @@ TEST(Inputs, NormsAndLargestLogitOfAHandMadeProblem) {
   EXPECT_EQ(audit::summarize_inputs(p).visible_pairs, 3U);
 }
 
+TEST(Inputs, WhereNothingIsFiniteThereAreNoFigures) {
+  Problem p = test::blank({1, 3, 3, 1, 1, 64});
+  for (std::uint16_t& x : p.q.data) x = 0x7fc0U;
+  const audit::InputSummary s = audit::summarize_inputs(p);
+  EXPECT_TRUE(std::isnan(s.mean_q_norm));
+  EXPECT_DOUBLE_EQ(s.mean_k_norm, 0.0);
+  EXPECT_TRUE(std::isnan(s.largest_logit));
+  for (std::uint16_t& x : p.k.data) x = 0x7f80U;
+  EXPECT_TRUE(std::isnan(audit::summarize_inputs(p).largest_mean_key_norm));
+  const audit::InputSummary none = audit::summarize_inputs(test::blank({1, 3, 0, 1, 1, 64}));
+  EXPECT_TRUE(std::isnan(none.largest_logit));
+  EXPECT_TRUE(std::isnan(none.largest_mean_key_norm));
+  EXPECT_EQ(none.visible_pairs, 0U);
+}
+
 TEST(Inputs, LargeProblemsAreSampledAndSaySo) {
   Problem p = test::blank({1, 100, 100, 2, 1, 64});
   test::fill(p, 1);

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 import unittest
+import xml.etree.ElementTree
 
 try:
     import h5py
@@ -113,7 +114,8 @@ class Case(unittest.TestCase):
 class BadUsage(Case):
     def test_no_command_and_unknown_ones(self):
         self.refused()
-        self.refused("frobnicate")
+        self.refused("frobnicate", says="frobnicate is no command")
+        self.refused("--json", "frobnicate", says="frobnicate is no command")
         self.refused("info")
         self.refused("info", SMALL, "--frobnicate")
         self.refused("run", SMALL, "-b", "fa3")
@@ -124,7 +126,7 @@ class BadUsage(Case):
 
     def test_help_and_version_are_no_errors(self):
         for arguments in (["--help"], ["--version"]) + tuple([[c, "--help"] for c in
-                          ("info", "generate", "run", "compare", "verify", "diagnose", "backends")]):
+                          ("info", "generate", "run", "compare", "verify", "witness", "diagnose", "remedies", "backends")]):
             code, out, err = run(*arguments)
             self.assertEqual((code, err), (0, ""))
             self.assertTrue(out)
@@ -144,10 +146,15 @@ class BadUsage(Case):
         for arguments in (["--heads", "3:2"], ["--heads", "0"], ["--heads", "x"], ["--heads", "2:"], ["--heads", "1:2:3"],
                           ["--seqlen", "-5"], ["--seqlen", "12.5"], ["--dim", "0"], ["--dim", "-64"], ["--dim", "1000"],
                           ["--batch", "0"], ["--window", "5"], ["--window", "a:b"], ["--window", "-2:0"],
-                          ["--softcap", "-1"], ["--softcap", "nan"], ["--seed", "x"], ["--scale", "-1"],
+                          ["--softcap", "-1"], ["--softcap", "nan"], ["--seed", "x"], ["--seed", "-1"], ["--scale", "-1"], ["--scale", "0"],
+                          ["--scale", "nan"], ["--key-shift", "1e300"], ["--key-shift", "1e39"], ["--key-shift", "nan"],
                           ["--seqlen", "99999999999999999999"], ["--batch", "1000000", "--seqlen", "2000000"]):
             self.refused("generate", out, *arguments)
         self.assertEqual(os.listdir(self.folder), [])
+
+    def test_remedies_refuses_factors_that_are_none(self):
+        for factor in ("nan", "inf", "0.5", "-2", "x"):
+            self.refused("remedies", SMALL, "--factor", factor, says="--factor")
 
     def test_compare_wants_two_backends_or_two_files(self):
         self.refused("compare", SMALL)
@@ -170,7 +177,7 @@ class BadInput(Case):
         """Every command that reads captures, on that one."""
         out = self.path("out.h5")
         return [["info", path], ["verify", path], ["compare", path, "-a", "fa3", "-b", "recorded"],
-                ["compare", path, SMALL], ["compare", SMALL, path], ["diagnose", path], ["diagnose", path, "-o", out],
+                ["compare", path, SMALL], ["compare", SMALL, path], ["witness", path], ["diagnose", path], ["diagnose", path, "-o", out],
                 ["run", path, "-b", "fa3", "-o", out], ["run", path, "-b", "fa3", "-o", out, "--trace=full"]]
 
     def refused_by_all(self, path, says):
@@ -258,6 +265,7 @@ class BadInput(Case):
         self.good("generate", path, "--seqlen", "16", "--dim", "64")
         self.watch(path)
         self.refused("verify", path, says="recorded")
+        self.refused("witness", path, says="nothing to check")
         self.refused("compare", path, "-a", "fa3", "-b", "recorded", says="recorded")
         self.refused("compare", path, path, says="recorded")
 
@@ -470,6 +478,7 @@ class Commands(Case):
         shutil.copy(TIES, self.path("d.h5"))
         for arguments in (["diagnose", "c.h5"], ["diagnose", "d.h5"], ["diagnose", "c.h5", "d.h5"],
                           ["diagnose", "c.h5", "--rows", "3:4,100-103"], ["info", "c.h5"], ["verify", "c.h5"],
+                          ["witness", "c.h5"], ["witness", "c.h5", "d.h5"],
                           ["compare", "c.h5", "-a", "fa3", "-b", "fp32"], ["backends"],
                           ["remedies", "c.h5", "--experimental"]):
             code, out, _ = run(*arguments, cwd=self.folder)
@@ -485,6 +494,256 @@ class Commands(Case):
         self.assertEqual(a, b)
 
 
+class Witness(Case):
+    def test_laws_of_the_bundled_captures(self):
+        """Once more in NumPy: residual, noise and bound of each law (docs/witness.md)."""
+        for source, code in ((SMALL, 0), (LATE, 1), (GROUPED, 1), (PACKED, 0), (SOFTCAP, 0), (MASKED_ROWS, 0)):
+            one = self.json("witness", self.input(source), code=code)
+            self.assertEqual(one["captures_broken"], code)
+            laws = one["captures"][0]["laws"]
+            with h5py.File(source) as f:
+                t = {n: to_float(words(f[n])).astype(np.float64) for n in ("q", "k", "v", "dout", "out", "dq", "dk", "dv")}
+                softcap = f.attrs["softcap"]
+                spans = {n: f["cu_seqlens_" + n][()] if "cu_seqlens_" + n in f else None for n in ("q", "k")}
+            half = {n: np.ldexp(1.0, np.where(t[n] == 0, -126, np.frexp(np.where(t[n] == 0, 1, t[n]))[1] - 9))
+                    for n in ("out", "dq", "dk", "dv")}
+            heads, group = t["k"].shape[-2], t["q"].shape[-2] // t["k"].shape[-2]
+
+            def part(values, b, h, side):
+                rows = values[b] if spans[side] is None else values[spans[side][b]:spans[side][b + 1]]
+                return rows[:, h * group:(h + 1) * group] if side == "q" else rows[:, h:h + 1]
+
+            if softcap:
+                self.assertEqual(laws["dk_sum"]["not_checked"], "no law with a softcap")
+            for law, checked in laws.items():
+                self.assertEqual(checked["verdict"], "broken" if checked["broken"] else
+                                 "not checked" if checked["not_checked"] else "holds")
+                for head in checked["heads"]:
+                    b, h = head["b"], head["kv_head"]
+                    self.assertLess(h, heads)
+                    if law == "dk_sum":
+                        sums, errors = part(t["dk"], b, h, "k").sum((0, 1)), part(half["dk"], b, h, "k")
+                        residual, noise = np.sqrt((sums**2).sum()), np.sqrt((errors**2).sum() / 3)
+                        share = (np.abs(sums) / errors.sum((0, 1))).max()
+                    else:
+                        a, x, c, y = ("dq", "q", "dk", "k") if law == "dq_dk_balance" else ("out", "dout", "dv", "v")
+                        left, right = part(t[a], b, h, "q") * part(t[x], b, h, "q"), part(t[c], b, h, "k") * part(t[y], b, h, "k")
+                        errors = [np.abs(part(half[n], b, h, s) * part(t[w], b, h, s)) for n, w, s in ((a, x, "q"), (c, y, "k"))]
+                        residual = abs(left.sum() - right.sum())
+                        noise = np.sqrt(sum((e**2).sum() for e in errors) / 3)
+                        share = residual / sum(e.sum() for e in errors)
+                    self.assertAlmostEqual(head["residual"] / noise, residual / noise, delta=1e-9)
+                    self.assertAlmostEqual(head["noise"] / noise, 1, delta=1e-12)
+                    self.assertAlmostEqual(head["bound_share"], share, delta=1e-9)
+                    self.assertEqual(head["verdict"], "broken" if share > 1 else "holds")
+
+    def test_diagnose_begins_with_them_and_stores_them(self):
+        out = self.path("out.h5")
+        path = self.input(GROUPED)
+        one = self.json("diagnose", path, "--no-reference", "-o", out)["captures"][0]
+        self.assertEqual(one["witness"], self.json("witness", path, code=1)["captures"][0]["laws"])
+        with h5py.File(out) as f:
+            for law, checked in one["witness"].items():
+                for figure in ("residual", "noise", "bound_share"):
+                    stored = f["findings/witness"][law][figure]
+                    self.assertEqual([d.label for d in stored.dims], ["batch", "kv_head"])
+                    self.assertEqual(stored[()].ravel().tolist(), [h[figure] for h in checked["heads"]])
+        text = self.good("diagnose", path, "--no-reference")
+        self.assertLess(text.index("WITNESS"), text.index("ROW MAX"))
+        self.assertIn("broken in 2 heads", text)
+
+    def test_a_wrong_gradient_is_noticed(self):
+        wrong = self.path("wrong.h5")
+        shutil.copy(SMALL, wrong)
+        os.chmod(wrong, 0o644)
+        with h5py.File(wrong, "r+") as f:
+            raw = words(f["dv"])
+            f["dv"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw ^ np.uint16(0x8000), mtype=f["dv"].id.get_type())
+        laws = self.json("witness", wrong, code=1)["captures"][0]["laws"]
+        self.assertEqual([laws[n]["verdict"] for n in laws], ["holds", "holds", "broken"])
+        self.assertIn("broken: sum_i out.dout = sum_j v.dv", self.good("witness", wrong, code=1))
+
+    def test_folders_partial_captures_and_nan(self):
+        self.input(SMALL, "set/small.h5")
+        self.input(LATE, "set/late.h5")
+        self.input(SPECIAL, "set/special.h5")
+        part = self.path("set/part.h5")
+        with h5py.File(SMALL) as whole, h5py.File(part, "w") as f:
+            for tensor in ("q", "k", "v", "dout", "dk"):
+                whole.copy(tensor, f)
+            for key, value in whole.attrs.items():
+                f.attrs[key] = value
+        self.watch(part)
+        self.good("generate", self.path("set/problem.h5"), "--seqlen", "8", "--dim", "64", "--quiet")
+        lines = self.good("witness", self.path("set"), code=1).splitlines()
+        self.assertIn("late.h5", lines[1])
+        self.assertRegex(lines[1], r"broken$")
+        self.assertRegex([l for l in lines if "problem.h5" in l][0], r"nothing recorded$")
+        self.assertRegex([l for l in lines if "special.h5" in l][0], r"NaN$")
+        one = self.json("witness", part)["captures"][0]["laws"]
+        self.assertEqual(one["dk_sum"]["verdict"], "holds")
+        self.assertEqual(one["dq_dk_balance"]["not_checked"], "not recorded: dq")
+        self.assertEqual(one["out_dv_balance"]["not_checked"], "not recorded: out, dv")
+        special = self.json("witness", SPECIAL)["captures"][0]["laws"]["dk_sum"]
+        self.assertEqual((special["verdict"], special["multiple"], special["not_finite"]), ("not finite", None, 1))
+        with open(self.path("set/broken.h5"), "w") as f:
+            f.write("no")
+        code, out, err = run("witness", self.path("set"))
+        self.assertEqual(code, 2)
+        self.assertIn("broken.h5", err)
+
+
+class Page(Case):
+    """diagnose --html: one self-contained, well-formed page whose numbers are those of --json."""
+
+    def page(self, *arguments):
+        path = self.path("page.html")
+        report = self.json("diagnose", *arguments, "--html", path)
+        self.assertEqual(report["page"], path)
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        self.assertTrue(text.startswith("<!DOCTYPE html>"))
+        root = xml.etree.ElementTree.fromstring(text.split("\n", 1)[1])  # throws unless every element is closed
+        return report, text, root
+
+    def check_self_contained(self, text, root):
+        self.assertNotRegex(text, r"(?i)https?:|//[a-z]|url\(|@import|javascript:|expression\(")
+        allowed = {"html", "head", "meta", "title", "style", "body", "main", "article", "section", "p", "h1", "h2", "h3", "div", "span",
+                   "code", "b", "data", "table", "thead", "tbody", "tr", "th", "td", "br", "dl", "dt", "dd", "footer", "details", "summary", "a",
+                   "svg", "line", "circle", "rect", "path", "text"}
+        for element in root.iter():
+            self.assertIn(element.tag, allowed)
+            for name, value in element.attrib.items():
+                self.assertFalse(name.lower().startswith("on"), name)
+                self.assertNotIn(name, ("src", "style", "srcdoc", "action"))
+                if name == "href":
+                    self.assertRegex(value, r"\A#capture-[0-9]+\Z")
+
+    def check_figures(self, root, captures, least):
+        seen = 0
+        for holder in root.iter():
+            if "data-capture" not in holder.attrib:
+                continue
+            one = captures[int(holder.attrib["data-capture"])]
+            for data in holder.iter("data"):
+                value = one
+                for key in data.attrib["data-key"].strip("/").split("/"):
+                    value = (value[int(key)] if isinstance(value, list) else value.get(key)) if value is not None else None
+                if value is None:
+                    self.assertEqual((data.attrib["value"], data.text), ("", "–"))
+                    continue
+                seen += 1
+                self.assertEqual(float(data.attrib["value"]), value, data.attrib["data-key"])
+                # What is shown is the value to two digits; counts in full.
+                shown = data.text.replace(",", "").replace("−", "-").replace(" times", "")
+                factor = 0.01 if shown.endswith(" %") else 1
+                shown = shown.replace(" %", "")
+                superscript = re.search(r"×10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)$", shown)
+                if superscript:
+                    power = superscript.group(1).translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))
+                    shown = shown[:superscript.start()] + "e" + power
+                if shown == "∞":
+                    continue
+                self.assertLessEqual(abs(float(shown) * factor - value), 0.051 * abs(value), data.attrib["data-key"])
+        self.assertGreaterEqual(seen, least)
+
+    def test_pages_are_self_contained_and_their_numbers_are_those_of_json(self):
+        for source, least in ((GROUPED, 200), (PACKED, 60), (SOFTCAP, 60), (MASKED_ROWS, 60), (SPECIAL, 30)):
+            report, text, root = self.page(self.input(source), "--no-remedies")
+            self.check_self_contained(text, root)
+            self.check_figures(root, report["captures"], least)
+        report, text, root = self.page(self.input(LATE))
+        self.check_self_contained(text, root)
+        self.check_figures(root, report["captures"], 150)
+        self.assertIn(report["captures"][0]["remedies"]["cheapest"], text)
+        report, text, root = self.page(self.input(TIES), "--rows", "0:5,100-110", "--no-remedies")
+        self.check_self_contained(text, root)
+        self.check_figures(root, report["captures"], 60)
+        report, text, root = self.page(self.input(LATE), "--no-reference", "--no-remedies")
+        self.check_figures(root, report["captures"], 60)
+        self.assertIn("as emulated", text)
+
+    def test_the_page_says_what_the_report_says(self):
+        report, text, root = self.page(self.input(GROUPED), "--no-remedies")
+        words = "".join(root.itertext())
+        self.assertIn("leak 27 % of |dQ| into dQ", words)
+        self.assertIn("every recorded bit is reproduced", words)
+        self.assertIn("flash-attention-3", words)
+        self.assertIn("--html", words)  # the command
+        self.assertRegex(words, r"bitattn [0-9]+\.[0-9]+\.[0-9]+")
+        self.assertIn("broken: ", words)  # a witness
+        headings = [e.text for e in root.iter("h2")]
+        for heading in ("Which rounding makes the sums", "How wrong the tensors are", "Where along the rows", "Heads", "Worst rows",
+                        "Bits against the recorded tensors", "Witnesses in the recorded tensors", "What this is"):
+            self.assertIn(heading, headings)
+        strips = [e for e in root.iter("svg") if e.get("class") == "strip"]
+        self.assertEqual(len(strips), 3 * 4)  # three quantities, four heads
+        for strip in strips:
+            self.assertEqual(strip.get("viewBox"), "0 0 128 1")
+            covered = sum(int(n) for path in strip.iter("path") for n in re.findall(r"h([0-9]+)v", path.get("d")))
+            self.assertEqual(covered, 128)  # every row is drawn once
+
+    def test_many_heads_and_rows_make_no_large_page(self):
+        path = self.path("heads.h5")
+        self.good("generate", path, "--heads", "32", "--seqlen", "300", "--dim", "16", "--causal", "--quiet")
+        report, text, root = self.page(path, "--no-reference")
+        self.check_figures(root, report["captures"], 300)
+        strips = [e for e in root.iter("svg") if e.get("class") == "strip"]
+        self.assertEqual(len(strips), 3 * 32)
+        for strip in strips:  # 300 rows in 256 bins, of which each is drawn once
+            self.assertEqual(strip.get("viewBox"), "0 0 256 1")
+            self.assertEqual(sum(int(n) for path in strip.iter("path") for n in re.findall(r"h([0-9]+)v", path.get("d"))), 256)
+        self.assertLess(len(text.encode()), 600000)
+
+    def test_text_from_captures_is_escaped(self):
+        path = self.input(SMALL, "a<b>&'\"{{content}}.h5")
+        self.inputs.clear()
+        with h5py.File(path, "r+") as f:
+            f.attrs["kernel"] = "<script>alert(1)</script>{{content}}"
+            f.attrs["device"] = np.bytes_(b"\xff\xfe\" onload=\"x]]>\xc0\xaf")
+            f.attrs["regime"] = "a&amp;b</style>"
+        report, text, root = self.page(path, "--no-remedies")
+        self.check_self_contained(text, root)
+        words = "".join(root.itertext())
+        self.assertIn("<script>alert(1)</script>{{content}}", words)
+        self.assertIn("a&amp;b</style>", words)
+        self.assertEqual(text.count("<h1>"), 1)
+
+    def test_many_captures_have_an_index_worst_first(self):
+        self.input(SMALL, "set/small.h5")
+        self.input(LATE, "set/late.h5")
+        self.input(SPECIAL, "set/special.h5")
+        report, text, root = self.page(self.path("set"), "--no-remedies")
+        self.check_self_contained(text, root)
+        self.check_figures(root, report["captures"], 150)
+        lines = [row for row in root.iter("tr") if "data-capture" in row.attrib]
+        self.assertEqual(len(lines), 3)
+        self.assertIn("late.h5", "".join(lines[0].itertext()))
+        anchors = [a.get("href")[1:] for row in lines for a in row.iter("a")]
+        self.assertEqual(sorted(anchors), sorted(e.get("id") for e in root.iter("article")))
+
+    def test_forward_only_and_nothing_recorded(self):
+        path = self.path("forward.h5")
+        shutil.copy(SMALL, path)
+        os.chmod(path, 0o644)
+        with h5py.File(path, "r+") as f:
+            for name in ("dout", "out", "lse", "dq", "dk", "dv", "dpsum", "lse_log2", "dq_accum"):
+                del f[name]
+        report, text, root = self.page(path)
+        self.check_figures(root, report["captures"], 10)
+        self.assertIn("Forward only", text)
+        self.assertIn("Nothing was recorded", text)
+
+    def test_places_that_cannot_be_written_are_refused_before_the_work(self):
+        path = self.input(SMALL)
+        self.refused("diagnose", path, "--html", self.path("no/such/folder/page.html"))
+        self.refused("diagnose", path, "--html", self.folder)
+        self.refused("diagnose", path, "--html", path)
+        self.refused("diagnose", path, "--html", self.path("x"), "-o", self.path("x"))
+        self.refused("diagnose", self.path("missing.h5"), "--html", self.path("page.html"))
+        self.assertEqual(os.listdir(self.folder), ["in.h5"])
+
+
 class Json(Case):
     def test_info(self):
         one = self.json("info", self.input(SPECIAL))["captures"][0]
@@ -495,6 +754,45 @@ class Json(Case):
         self.assertEqual(one["recorded"], ["out", "lse", "dq", "dk", "dv", "dpsum", "lse_log2", "dq_accum"])
         q = [t for t in one["not_finite_inputs"] if t["tensor"] == "q"][0]
         self.assertEqual((q["nan"], q["infinite"], q["first"]["i"]), (1, 1, 50))
+
+    def changed(self, tensors):
+        path = self.path("changed.h5")
+        shutil.copy(SMALL, path)
+        os.chmod(path, 0o644)
+        with h5py.File(path, "r+") as f:
+            for name in tensors:
+                raw = np.full_like(words(f[name]), 0x7fc0)
+                f[name].id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=f[name].id.get_type())
+        return path
+
+    def test_info_of_inputs_of_which_nothing_is_finite(self):
+        path = self.changed(["q"])
+        one = self.json("info", path)["captures"][0]
+        self.assertIsNone(one["norms"]["mean_q"])
+        self.assertGreater(one["norms"]["mean_k"], 0)
+        self.assertEqual(one["largest_logit"]["value"], None)
+        self.assertEqual(one["largest_logit"]["i"], None)
+        text = " ".join(self.good("info", path).split())
+        self.assertIn("mean |q| - (none finite)", text)
+        self.assertIn("largest logit - (none finite)", text)
+
+    def test_a_comparison_of_nothing_finite_has_no_error(self):
+        path = self.changed(["q", "dq"])
+        dq = [t for t in self.json("compare", path, "-a", "fa3", "-b", "recorded", code=1)["comparisons"][0]["tensors"]
+              if t["tensor"] == "dq"][0]
+        self.assertIsNone(dq["relative_error"])
+        line = [l for l in self.good("compare", path, "-a", "fa3", "-b", "recorded", code=1).splitlines() if l.startswith("  dq ")]
+        self.assertRegex(line[0], r" -( |$)")
+
+    def test_a_scale_that_fp32_cannot_hold_is_diagnosed(self):
+        path = self.changed([])
+        with h5py.File(path, "r+") as f:
+            f.attrs["softmax_scale"] = 1e-300
+        one = self.json("diagnose", path)["captures"][0]
+        self.assertEqual(one["scale_log2"], 0)
+        self.assertEqual(one["row_max_residue"]["nonzero"], 0)
+        self.good("run", path, "-b", "fa3", "-o", self.path("t.h5"), "--trace")
+        self.refused("diagnose", path, "-b", "fp32", says="fp32")
 
     def test_backends_and_generate(self):
         names = [b["name"] for b in self.json("backends")["backends"]]
