@@ -61,4 +61,36 @@ BITATTN_HD constexpr std::uint16_t f16_from_e4m3(std::uint8_t v) {
   return static_cast<std::uint16_t>(sign | (top + 6U) << 10U | (fraction << (10U - top) & 0x3ffU));
 }
 
+namespace detail {
+
+/// A code of `exponent_bits` and `fraction_bits` as fp32, exact. The top exponent is a number like any other.
+template <int exponent_bits, int fraction_bits>
+BITATTN_HD constexpr std::uint32_t widen(std::uint32_t code) {
+  const std::uint32_t sign = (code >> (exponent_bits + fraction_bits) & 1U) << 31U;
+  const std::uint32_t exponent = code >> fraction_bits & ((1U << exponent_bits) - 1U);
+  std::uint32_t fraction = code & ((1U << fraction_bits) - 1U);
+  constexpr std::uint32_t bias = 127U - ((1U << (exponent_bits - 1)) - 1U);
+  if (exponent != 0U) return sign | (exponent + bias) << 23U | fraction << (23 - fraction_bits);
+  if (fraction == 0U) return sign;
+  std::uint32_t field = bias + 1U;  // a subnormal: shifted up until its leading bit is the implied one
+  while (fraction >> fraction_bits == 0U) {
+    fraction <<= 1U;
+    --field;
+  }
+  return sign | field << 23U | (fraction & ((1U << fraction_bits) - 1U)) << (23 - fraction_bits);
+}
+
+}  // namespace detail
+
+/// e4m3 to fp32: exact; NaN becomes 0x7fffffff.
+BITATTN_HD constexpr std::uint32_t fp32_from_e4m3(std::uint8_t v) {
+  return (v & 0x7fU) == 0x7fU ? kQuietNan : detail::widen<4, 3>(v);
+}
+/// e5m2 to fp32: exact; NaN becomes 0x7fffffff.
+BITATTN_HD constexpr std::uint32_t fp32_from_e5m2(std::uint8_t v) {
+  if ((v & 0x7fU) > 0x7cU) return kQuietNan;
+  if ((v & 0x7fU) == 0x7cU) return kInfinity | (v >> 7U != 0U ? kSignBit : 0U);
+  return detail::widen<5, 2>(v);
+}
+
 }  // namespace bitattn::arith

@@ -3,11 +3,14 @@
 // through a class like this one, every operation named by what it is for; site_numbers.hpp is the other one.
 
 #include <cstdint>
+#include <optional>
 
 #include "emu/arith/bf16.hpp"
 #include "emu/kernels/attention.hpp"
 #include "emu/kernels/remedies/add_scaled.hpp"
+#include "emu/kernels/remedies/low_precision.hpp"
 #include "emu/kernels/vector_row_ops.hpp"
+#include "emu/mma/fp8_product.hpp"
 #include "emu/profile/flash3.hpp"
 #include "emu/profile/profile.hpp"
 
@@ -17,7 +20,11 @@ class ChipNumbers {
  public:
   using Value = float;         ///< a value between casts
   using Word = std::uint16_t;  ///< a value after its cast to BF16
-  using Operand = mma::PackedOperand;
+  /// A tile for the BF16 tensor core, and for the FP8 one where some product runs there.
+  struct Operand {
+    mma::PackedOperand bf16;
+    mma::Fp8Operand fp8;
+  };
   using Sums = QuadSums;
   using Site = profile::Site;
 
@@ -26,6 +33,7 @@ class ChipNumbers {
         rule_(tensor_core_rule(profile.arithmetic)),
         order_(profile.forward),
         scalars_(profile::flash3_scalars(call)),
+        low_(profile.remedies),
         row_(profile, engine_.name()),
         add_scaled_(profile.arithmetic, engine_.name()) {}
 
@@ -34,15 +42,22 @@ class ChipNumbers {
 
   // Products. An operand is packed once; `site` names the product.
   void pack(profile::Point /*point*/, const mma::MatrixView& view, mma::Side side, Operand& out) const {
-    engine_.pack(view, side, out);
+    engine_.pack(view, side, out.bf16);
+    if (low_.fp8_products()) mma::pack_fp8(view, out.fp8);
   }
   void pack(const Word* data, std::ptrdiff_t row_stride, std::ptrdiff_t k_stride, int rows, int k,
             mma::Side side, Operand& out) const {
-    engine_.pack(mma::whole(data, row_stride, k_stride, rows, k), side, out);
+    const mma::MatrixView view = mma::whole(data, row_stride, k_stride, rows, k);
+    engine_.pack(view, side, out.bf16);
+    if (low_.fp8_products()) mma::pack_fp8(view, out.fp8);
   }
-  void multiply(Site /*site*/, const Operand& left, const Operand& right, mma::Start start, Value* c,
+  void multiply(Site site, const Operand& left, const Operand& right, mma::Start start, Value* c,
                 std::ptrdiff_t ldc) const {
-    engine_.multiply(left, right, start, c, ldc, rule_);
+    if (low_.fp8_product(site)) {
+      mma::multiply_fp8(left.fp8, right.fp8, start, c, ldc);
+    } else {
+      engine_.multiply(left.bf16, right.bf16, start, c, ldc, rule_);
+    }
   }
 
   // Forward.
@@ -58,7 +73,7 @@ class ChipNumbers {
   void add_to_row_sums(const Value* p, int n, bool first, Value alpha, Sums& sums) const {
     row_.add_to_quad_sums(p, n, first, alpha, sums);
   }
-  void cast_p(const Value* p, Word* words, int n) const { row_.cast(p, words, n); }
+  void cast_p(const Value* p, Word* words, int n) const { cast_probabilities(low_.p, p, words, n); }
   void rescale_output(Value* o, int n, Value alpha) const { row_.scale(o, n, alpha); }
   Value total(const Sums& sums) const { return row_.total(sums); }
   Value inverse(Value total) const { return row_.ops.rcp(total); }
@@ -91,7 +106,9 @@ class ChipNumbers {
     row_.score_gradient(p, dp, ds, n, dpsum);
   }
   void apply_derivative(Value* ds, const Value* h, int n) const { row_.multiply(ds, h, ds, n); }
-  void cast_p_backward(const Value* p, Word* words, int n) const { row_.cast(p, words, n); }
+  void cast_p_backward(const Value* p, Word* words, int n) const {
+    cast_probabilities(low_.p_backward, p, words, n);
+  }
   void cast_ds(const Value* ds, Word* words, int n) const { row_.cast(ds, words, n); }
   static constexpr bool casts_ds_apart() { return false; }  ///< dK reads other words of dS than dQ
   void cast_ds_for_dk(const Value* ds, Word* words, int n) const { row_.cast(ds, words, n); }
@@ -125,15 +142,28 @@ class ChipNumbers {
   }
   void scale(Site /*site*/, Value* x, int n, Value factor) const { row_.scale(x, n, factor); }
   Word cast(Site /*site*/, Value x) const { return arith::bf16_from_fp32(x); }
+  /// x through FP8 at a scale of 2^exponent.
+  Word cast_fp8(Site /*site*/, Value x, arith::Fp8 format, int exponent) const {
+    return arith::bf16_from_fp32(arith::through_fp8(format, x, exponent));
+  }
   static Value value(Word word) { return arith::fp32_from_bf16(word); }
   /// The BF16 number nearest to an output, as D reads it.
   static Value output_read_by_dpsum(Value y) { return value(arith::bf16_from_fp32(y)); }
 
  private:
+  void cast_probabilities(std::optional<arith::Fp8> format, const Value* p, Word* words, int n) const {
+    if (!format) {
+      row_.cast(p, words, n);
+      return;
+    }
+    for (int j = 0; j < n; ++j) words[j] = cast_fp8(Site::p_cast, p[j], *format, remedies::kPExponent);
+  }
+
   const mma::Engine& engine_;
   arith::TensorCoreRule rule_;
   profile::Forward order_;
   profile::Scalars scalars_;
+  remedies::LowPrecision low_;
   VectorRowOps row_;
   remedies::AddScaled add_scaled_;
 };

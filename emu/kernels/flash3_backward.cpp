@@ -4,6 +4,7 @@
 #include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <memory>
 #include <type_traits>
@@ -18,6 +19,7 @@
 #include "emu/kernels/remedies/heavy_pairs.hpp"
 #include "emu/kernels/remedies/in_tile_feedback.hpp"
 #include "emu/kernels/remedies/integer_reference.hpp"
+#include "emu/kernels/remedies/low_precision.hpp"
 #include "emu/kernels/remedies/o_residual.hpp"
 #include "emu/kernels/remedies/subtract_first.hpp"
 #include "emu/kernels/remedies/top_key.hpp"
@@ -112,6 +114,7 @@ class BackwardSchedule {
         execution_(execution),
         remedies_(profile.remedies),
         forms_(profile.remedies),
+        low_(profile.remedies),
         tiles_of_loop_(profile::find(profile.deviations, Point::blocks_backward)),
         blocks_of_dkv_(profile::find(profile.deviations, Point::blocks_dkv)),
         blocks_of_dq_(profile::find(profile.deviations, Point::blocks_dq)),
@@ -129,13 +132,28 @@ class BackwardSchedule {
       const std::vector<Word> ones(index(tiles_.block_n), numbers_.cast(Site::ds_cast, Value{1}));
       numbers_.pack(ones.data(), tiles_.block_n, 1, 1, tiles_.block_n, mma::Side::right, ones_);
     }
+    if (remedies_.scales_ds_by_tensor()) {
+      only_largest_ds_ = true;
+      run_kv_heads();
+      only_largest_ds_ = false;
+    }
+    run_kv_heads();
+  }
+
+ private:
+  void run_kv_heads() {
     const int units = static_cast<int>(in_.sequences.size()) * in_.call.heads_kv;
     tbb::parallel_for(0, units, [this](int unit) {
       tbb::this_task_arena::isolate([&] { run_kv_head(unit / in_.call.heads_kv, unit % in_.call.heads_kv); });
     });
   }
 
- private:
+  void take_largest_ds(float largest) {
+    float before = largest_ds_.load();
+    while (before < largest && !largest_ds_.compare_exchange_weak(before, largest)) {
+    }
+  }
+
   void run_kv_head(int sequence_index, int kv_head) {
     const Sequence& sequence = in_.sequences[index(sequence_index)];
     const int group = in_.group();
@@ -350,6 +368,21 @@ class BackwardSchedule {
       for (int r = 0; r < bm; ++r) {
         score_gradients(sequence, query_begin + r, n * bn, dpsum[index(r)], strip, r * stride + first);
       }
+      if (low_.ds) {
+        const float largest = remedies::largest_magnitude(strip.ds.data() + first, bm, bn, stride);
+        if (only_largest_ds_) {
+          take_largest_ds(largest);
+          return;
+        }
+        const float amax = remedies_.scales_ds_by_tensor() ? largest_ds_.load() : largest;
+        remedies::cast_ds_fp8(numbers_, *low_.ds, arith::fp8_scale_exponent(*low_.ds, amax),
+                              strip.ds.data() + first, strip.ds_words.data() + first, bm, bn, stride);
+        if (!strip.ds_words_for_dk.empty()) {
+          remedies::cast_ds_fp8(numbers_, *low_.ds, arith::fp8_scale_exponent(*low_.ds, amax),
+                                strip.ds.data() + first, strip.ds_words_for_dk.data() + first, bm, bn,
+                                stride);
+        }
+      }
       Operand left;
       const std::ptrdiff_t key_rows = static_cast<std::ptrdiff_t>(n) * bn * tiles_.head_dim;
       const int times = times_for_keys(sequence, block_m, n);
@@ -401,6 +434,7 @@ class BackwardSchedule {
         gradients_of_block(n);
       });
     }
+    if (only_largest_ds_) return;
     std::vector<Added> added;
     if (forms_.any()) {
       added = add_to_ds(sequence, query_begin, rows_in_sequence, range, strip);
@@ -792,6 +826,9 @@ class BackwardSchedule {
   const Execution& execution_;
   RemedySet remedies_;
   AddedForms forms_;
+  remedies::LowPrecision low_;
+  bool only_largest_ds_ = false;  ///< a pass that finds the largest |dS| of the whole call
+  std::atomic<float> largest_ds_{0.0F};
   // nullptr: as the kernel does.
   const Deviation *tiles_of_loop_, *blocks_of_dkv_, *blocks_of_dq_, *mask_;
   const Deviation *head_of_k_, *head_of_v_, *head_of_gradients_;

@@ -83,6 +83,7 @@ SiteNumbers::SiteNumbers(const profile::Profile& profile, const profile::Call& c
                          const Execution& execution)
     : engine_(execution.engine != nullptr ? *execution.engine : mma::default_engine()),
       rule_(tensor_core_rule(profile.arithmetic)),
+      low_(profile.remedies),
       exact_(profile.exact),
       scalars_(profile::flash3_scalars(call)),
       exact_scale_(call.softmax_scale),
@@ -297,6 +298,19 @@ SiteNumbers::Word SiteNumbers::cast(Site site, double x) const {
   return exact(site) ? x : to_bf16(x);
 }
 
+SiteNumbers::Word SiteNumbers::cast_fp8(Site site, double x, arith::Fp8 format, int exponent) const {
+  return exact(site) ? x : to_bf16(static_cast<double>(arith::through_fp8(format, to_fp32(x), exponent)));
+}
+
+void SiteNumbers::cast_probabilities(Site site, Point point, std::optional<arith::Fp8> format, const Value* p,
+                                     Word* words, int n) const {
+  if (!format) {
+    cast(point, p, words, n);
+    return;
+  }
+  for (int j = 0; j < n; ++j) words[j] = cast_fp8(site, p[j], *format, remedies::kPExponent);
+}
+
 double SiteNumbers::output_read_by_dpsum(double y) {
   return to_bf16(y);
 }
@@ -500,6 +514,23 @@ void SiteNumbers::multiply_otherwise(const Deviation& d, Site site, const Operan
   }
 }
 
+namespace {
+
+/// A tile cast for the FP8 tensor core, from the BF16 numbers nearest to it.
+mma::Fp8Operand fp8_operand(mma::Side side, const SiteNumbers::Operand& operand) {
+  std::vector<std::uint16_t> words(operand.values.size());
+  std::transform(operand.values.begin(), operand.values.end(), words.begin(),
+                 [](double x) { return arith::bf16_from_fp32(to_fp32(x)); });
+  const bool left = side == mma::Side::left;
+  mma::Fp8Operand narrow;
+  mma::pack_fp8(
+      mma::whole(words.data(), left ? operand.k : 1, left ? 1 : operand.rows, operand.rows, operand.k),
+      narrow);
+  return narrow;
+}
+
+}  // namespace
+
 void SiteNumbers::multiply_block(Site site, const Operand& left, const Operand& right, mma::Start start,
                                  Value* c, std::ptrdiff_t ldc) const {
   const int rows = left.rows;
@@ -524,8 +555,14 @@ void SiteNumbers::multiply_block(Site site, const Operand& left, const Operand& 
     for (int n = 0; n < columns; ++n)
       narrow_c[index(m) * index(columns) + index(n)] = to_fp32(c[m * ldc + n]);
   }
-  if (left.narrow && right.narrow) {
-    engine_.multiply(left.packed, right.packed, start, narrow_c.data(), columns, rule_);
+  const bool fp8 = low_.fp8_product(site);
+  if (fp8 || (left.narrow && right.narrow)) {
+    if (fp8) {
+      mma::multiply_fp8(fp8_operand(mma::Side::left, left), fp8_operand(mma::Side::right, right), start,
+                        narrow_c.data(), columns);
+    } else {
+      engine_.multiply(left.packed, right.packed, start, narrow_c.data(), columns, rule_);
+    }
     for (int m = 0; m < rows; ++m) {
       for (int n = 0; n < columns; ++n)
         c[m * ldc + n] = static_cast<double>(narrow_c[index(m) * index(columns) + index(n)]);
@@ -601,7 +638,7 @@ void SiteNumbers::add_to_row_sums(const Value* p, int n, bool first, Value alpha
 }
 
 void SiteNumbers::cast_p(const Value* p, Word* words, int n) const {
-  cast(Point::p_word, p, words, n);
+  cast_probabilities(Site::p_cast, Point::p_word, low_.p, p, words, n);
 }
 
 void SiteNumbers::rescale_output(Value* o, int n, Value alpha) const {
@@ -773,7 +810,7 @@ void SiteNumbers::apply_derivative(Value* ds, const Value* h, int n) const {
 }
 
 void SiteNumbers::cast_p_backward(const Value* p, Word* words, int n) const {
-  cast(Point::pb_word, p, words, n);
+  cast_probabilities(Site::pb_cast, Point::pb_word, low_.p_backward, p, words, n);
 }
 
 bool SiteNumbers::casts_ds_apart() const {

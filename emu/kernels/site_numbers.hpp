@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "emu/kernels/attention.hpp"
+#include "emu/kernels/remedies/low_precision.hpp"
+#include "emu/mma/fp8_product.hpp"
 #include "emu/profile/flash3.hpp"
 #include "emu/profile/profile.hpp"
 
@@ -92,6 +94,7 @@ class SiteNumbers {
   void add_scaled(Site site, double factor, const double* x, double* sum, int n) const;
   void scale(Site site, double* x, int n, double factor) const { scale(site, x, x, n, factor); }
   Word cast(Site site, double x) const;
+  Word cast_fp8(Site site, double x, arith::Fp8 format, int exponent) const;
   static double value(Word word) { return word; }
   static double output_read_by_dpsum(double y);
 
@@ -126,6 +129,8 @@ class SiteNumbers {
                           mma::Start start, Value* c, std::ptrdiff_t ldc) const;
   /// Columns [begin, begin + count) of K, in descending steps of 16 if so asked.
   Operand part_of_k(const Operand& whole, mma::Side side, int begin, int count, bool descending) const;
+  void cast_probabilities(Site site, Point point, std::optional<arith::Fp8> format, const Value* p,
+                          Word* words, int n) const;
   double tanh(Site site, double x) const;
   void scale(Site site, const Value* x, Value* out, int n, double factor) const;
   void scale(Site site, Point point, Value* x, int n, double factor) const;
@@ -133,6 +138,7 @@ class SiteNumbers {
 
   const mma::Engine& engine_;
   arith::TensorCoreRule rule_;
+  remedies::LowPrecision low_;
   profile::SiteSet exact_;
   profile::Scalars scalars_;
   double exact_scale_;  ///< softmax_scale in fp64

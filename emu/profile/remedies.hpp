@@ -44,29 +44,40 @@ enum class Remedy : std::uint8_t {
   error_diffusion_serial,
   top_key,
   uniform_shares,
+  // lower precision: what they are for is to show what it costs
+  p_e4m3,
+  p_e5m2,
+  ds_e4m3,
+  ds_e5m2,
+  ds_e4m3_tensor,
+  ds_e5m2_tensor,
+  fp8_forward,
+  fp8_backward,
 };
 
-inline constexpr std::size_t kRemedyCount = static_cast<std::size_t>(Remedy::uniform_shares) + 1;
+inline constexpr std::size_t kRemedyCount = static_cast<std::size_t>(Remedy::fp8_backward) + 1;
 
 /// What a remedy decides. Two remedies that decide the same thing cannot be combined.
 enum class Decides : std::uint16_t {
-  reference = 1U << 0U,     ///< which number the forward subtracts from a row's scores
-  exponent = 1U << 1U,      ///< how an exponent's argument is formed
-  output_sum = 1U << 2U,    ///< which sum normalises O
-  d_source = 1U << 3U,      ///< where D comes from
-  key_operand = 1U << 4U,   ///< which keys dS is multiplied with
-  row_sum = 1U << 5U,       ///< where the row sum of dS goes
-  ds_cast = 1U << 6U,       ///< how dS becomes BF16
-  low_parts = 1U << 7U,     ///< what the cast of dS drops
-  input_norm = 1U << 8U,    ///< the norms of q and k
-  input_centre = 1U << 9U,  ///< the mean of k
+  reference = 1U << 0U,         ///< which number the forward subtracts from a row's scores
+  exponent = 1U << 1U,          ///< how an exponent's argument is formed
+  output_sum = 1U << 2U,        ///< which sum normalises O
+  d_source = 1U << 3U,          ///< where D comes from
+  key_operand = 1U << 4U,       ///< which keys dS is multiplied with
+  row_sum = 1U << 5U,           ///< where the row sum of dS goes
+  ds_cast = 1U << 6U,           ///< how dS becomes BF16
+  low_parts = 1U << 7U,         ///< what the cast of dS drops
+  input_norm = 1U << 8U,        ///< the norms of q and k
+  input_centre = 1U << 9U,      ///< the mean of k
+  p_cast = 1U << 10U,           ///< how the forward's P becomes narrow
+  p_cast_backward = 1U << 11U,  ///< how the backward's P becomes narrow
 };
 
 struct DecisionName {
   Decides decision;
   std::string_view name;
 };
-inline constexpr std::array<DecisionName, 10> kDecisions{{
+inline constexpr std::array<DecisionName, 12> kDecisions{{
     {Decides::reference, "which number is subtracted from a row's scores"},
     {Decides::exponent, "how the exponent is formed"},
     {Decides::output_sum, "which sum normalises O"},
@@ -77,6 +88,8 @@ inline constexpr std::array<DecisionName, 10> kDecisions{{
     {Decides::low_parts, "what becomes of the bits that the cast of dS drops"},
     {Decides::input_norm, "the norms of q and k"},
     {Decides::input_centre, "the mean of k"},
+    {Decides::p_cast, "how the forward's P becomes narrow"},
+    {Decides::p_cast_backward, "how the backward's P becomes narrow"},
 }};
 
 /// What a remedy costs beyond the kernel's own work. The kernel's own: 2 products forward, 5 backward, a
@@ -139,8 +152,9 @@ constexpr std::uint16_t operator|(std::uint16_t a, Decides b) {
   return static_cast<std::uint16_t>(a | decides(b));
 }
 
-inline constexpr std::uint16_t kDecidesBackward =
-    Decides::d_source | Decides::key_operand | Decides::row_sum | Decides::ds_cast | Decides::low_parts;
+inline constexpr std::uint16_t kDecidesBackward = Decides::d_source | Decides::key_operand |
+                                                  Decides::row_sum | Decides::ds_cast | Decides::low_parts |
+                                                  Decides::p_cast_backward;
 
 /// All remedies. Costs are counts (docs/remedies.md derives them); measured shares are of an H200.
 inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
@@ -263,7 +277,7 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
      "forward and backward in fp32",
      "every product without the tensor core",
      static_cast<std::uint16_t>(kDecidesBackward | Decides::reference | Decides::exponent |
-                                Decides::output_sum),
+                                Decides::output_sum | Decides::p_cast),
      false,
      false,
      {.forward_products = -2, .backward_products = -5, .fp32_products = 7}},
@@ -356,6 +370,70 @@ inline constexpr std::array<RemedyInfo, kRemedyCount> kRemedies{{
      true,
      {.backward_columns = 8, .bytes_per_q = 10, .bytes_per_k = 10},
      SharedWork::pair_list | SharedWork::fp32_dk},
+    {Remedy::p_e4m3,
+     "experimental:p-e4m3",
+     "P as e4m3 times 2^-8, forward and backward, in BF16 products",
+     "the row sum up to 11 times larger (real run: 13% of dQ is leak); 1-3% of dV",
+     Decides::p_cast | Decides::p_cast_backward,
+     true,
+     false,
+     {}},
+    {Remedy::p_e5m2,
+     "experimental:p-e5m2",
+     "P as e5m2 times 2^-8, forward and backward, in BF16 products",
+     "the row sum up to 19 times larger (real run: 24% of dQ is leak); 2-5% of dV",
+     Decides::p_cast | Decides::p_cast_backward,
+     true,
+     false,
+     {}},
+    {Remedy::ds_e4m3,
+     "experimental:ds-e4m3",
+     "dS as e4m3 with one scale a tile, in BF16 products",
+     "2.5% of dQ and dK; the row sum 4 to 9 times larger in normal and late",
+     decides(Decides::ds_cast),
+     true,
+     false,
+     {}},
+    {Remedy::ds_e5m2,
+     "experimental:ds-e5m2",
+     "dS as e5m2 with one scale a tile, in BF16 products",
+     "5-8% of dQ and dK; the row sum 9 to 19 times larger in normal and late",
+     decides(Decides::ds_cast),
+     true,
+     false,
+     {}},
+    {Remedy::ds_e4m3_tensor,
+     "experimental:ds-e4m3-tensor",
+     "dS as e4m3 with one scale for all, in BF16 products",
+     "2.5% of dQ and dK; the row sum 4 to 9 times larger in normal and late",
+     decides(Decides::ds_cast),
+     true,
+     false,
+     {}},
+    {Remedy::ds_e5m2_tensor,
+     "experimental:ds-e5m2-tensor",
+     "dS as e5m2 with one scale for all, in BF16 products",
+     "5-8% of dQ and dK; the row sum 9 to 19 times larger in normal and late",
+     decides(Decides::ds_cast),
+     true,
+     false,
+     {}},
+    {Remedy::fp8_forward,
+     "experimental:fp8-forward",
+     "q, k, v and P in e4m3: both forward products on the FP8 tensor core",
+     "not with a BF16 backward: its P does not sum to 1 (real run: 32% of dQ; late: 5000 times dQ)",
+     decides(Decides::p_cast),
+     true,
+     false,
+     {}},
+    {Remedy::fp8_backward,
+     "experimental:fp8-backward",
+     "q, k, v, dO, P and dS in e4m3: the five backward products on the FP8 tensor core",
+     "not with a BF16 forward: P does not sum to 1 (real run: 41% of dQ; late: 10^7 times dQ)",
+     Decides::p_cast_backward | Decides::ds_cast,
+     true,
+     false,
+     {}},
 }};
 
 constexpr const RemedyInfo& info(Remedy remedy) {
@@ -382,6 +460,11 @@ class RemedySet {
   }
   /// The backward takes the forward's reference and row sum in place of its log-sum-exp.
   bool split_statistic() const { return has(Remedy::subtract_first) || has(Remedy::integer_reference); }
+  /// dS is cast with a scale that is found in a pass before.
+  bool scales_ds_by_tensor() const { return has(Remedy::ds_e4m3_tensor) || has(Remedy::ds_e5m2_tensor); }
+  bool narrows_ds() const {
+    return scales_ds_by_tensor() || has(Remedy::ds_e4m3) || has(Remedy::ds_e5m2) || has(Remedy::fp8_backward);
+  }
   bool keeps_residual() const { return has(Remedy::o_residual) || has(Remedy::o_residual8); }
   bool operator==(const RemedySet&) const = default;
 
