@@ -81,13 +81,15 @@ if wanted rates; then
   step rates-kernels 200 "$(program bitattn_gpu_kernels_bench)"
 fi
 if wanted sanitizer && command -v compute-sanitizer >/dev/null; then
-  sanitizer="$(command -v compute-sanitizer)"
-  for tool in memcheck racecheck; do
-    step "sanitizer-$tool-emulator" 120 "$sanitizer" --tool "$tool" --error-exitcode 9 \
-      "$(program test_gpu_emulator)" --gtest_filter='*SmallGrid*'
+  # sanitized TOOL NAME SECONDS COMMAND...
+  sanitized() { step "sanitizer-$1-$2" "$3" "$(command -v compute-sanitizer)" --tool "$1" --error-exitcode 9 "${@:4}"; }
+  sanitized memcheck emulator 180 "$(program test_gpu_emulator)" --gtest_filter='*SmallGrid*:*PackedSequences*'
+  sanitized racecheck emulator 120 "$(program test_gpu_emulator)" --gtest_filter='*SmallGrid*'
+  for tool in memcheck racecheck synccheck initcheck; do
+    sanitized "$tool" kernels 120 "$(program test_gpu_kernels_fa3)" --gtest_filter='*SmallShapes*'
   done
   # Not racecheck: it slows the exhaustive sweeps down to hours.
-  step sanitizer-memcheck-probe 120 "$sanitizer" --tool memcheck --error-exitcode 9 "$bitattn" probe --quiet --share 0.000001
+  sanitized memcheck probe 120 "$bitattn" probe --quiet --share 0.001
 fi
 
 if [ ${#failed[@]} -gt 0 ]; then
