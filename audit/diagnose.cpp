@@ -183,6 +183,36 @@ void add_truth_of_rows(const Capture& capture, const Backend& reference, const D
   }
 }
 
+/// Visible pairs that blame's worst parts may have together: some ten seconds of one core.
+constexpr double kBlamedPairs = 512 * 1024;
+
+void add_blame(const Capture& capture, const DiagnoseOptions& options, Diagnosis& d) {
+  const std::optional<EmulatedKernel> kernel = emulated_kernel(options.backend);
+  if (!kernel) return;
+  const Problem& problem = capture.problem;
+  const bool by_error = d.with_truth && d.with_backward;
+  std::vector<RowPart> parts;
+  if (!d.chosen.empty()) {
+    parts = parts_of_rows(
+        problem, d.chosen,
+        options.blame == BlameScope::all ? std::numeric_limits<double>::infinity() : kBlamedPairs);
+  } else if (options.blame == BlameScope::all) {
+    parts = whole_parts(problem);
+  } else if (d.with_backward) {
+    parts = worst_parts(problem, by_error ? d.dq_error_norm : d.rows.leak, d.dq_norm, kBlamedPairs);
+  } else {
+    const Fp64Tensor even(problem.row_shape(), 1.0);
+    parts = worst_parts(problem, even, even, kBlamedPairs);
+  }
+  if (parts.empty()) return;
+  BlameOptions how;
+  how.worst_rows = options.worst_rows;
+  if (d.with_backward) how.findings = &d.rows;
+  if (by_error) how.dq_error_norm = &d.dq_error_norm;
+  if (options.progress) how.progress = [&](double share) { options.progress("blame", share); };
+  d.blame = blame(capture, *kernel, parts, how);
+}
+
 }  // namespace
 
 Diagnosis diagnose(const Capture& capture, const DiagnoseOptions& options) {
@@ -251,6 +281,7 @@ Diagnosis diagnose(const Capture& capture, const DiagnoseOptions& options) {
   for (std::size_t h = 0; h < problem.heads_q; ++h) {
     d.by_head.push_back(summarize_rows(problem, d, static_cast<int>(h)));
   }
+  if (options.blame != BlameScope::none) add_blame(capture, options, d);
   return d;
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "audit/blame.hpp"
 #include "audit/compare.hpp"
 #include "audit/errors.hpp"
 #include "audit/find_remedies.hpp"
@@ -19,11 +20,17 @@
 
 namespace bitattn::audit {
 
+/// How much of a capture blame runs over and over: nothing; the worst heads, or rows of the worst one, that
+/// make about half a million visible pairs; everything. With chosen rows: those.
+enum class BlameScope : std::uint8_t { none, worst, all };
+
 struct DiagnoseOptions {
   std::string backend = "fa3";          ///< an emulated kernel
   std::string reference = "reference";  ///< the truth's backend; "": no truth
   RowChoice rows;                       ///< the truth is computed for these rows only (dK, dV then have none)
-  bool block_residues = false;          ///< keep the residue of every key block's running maximum
+  BlameScope blame = BlameScope::none;
+  std::size_t worst_rows = 8;   ///< rows that blame tells apart
+  bool block_residues = false;  ///< keep the residue of every key block's running maximum
   /// Called with what is being done and the share done, from any thread; may throw to cancel.
   std::function<void(const std::string& stage, double share)> progress;
 };
@@ -65,7 +72,8 @@ struct Diagnosis {
   std::vector<SpecialValues> specials;  ///< in the emulated out, dq, dk, dv
   std::vector<std::string> notes;       ///< of the emulation
   Result emulated;
-  RemediesFinding remedies;  ///< of find_remedies(), which the caller runs after diagnose()
+  RemediesFinding remedies;    ///< of find_remedies(), which the caller runs after diagnose()
+  std::optional<Blame> blame;  ///< where asked for and the kernel has rounding sites
 
   /// The row sums that should be 0: after the cast, with softcap before it.
   const Fp64Tensor& drift(const Problem& problem) const {

@@ -35,88 +35,110 @@ class SiteBackend final : public Backend {
   std::string name() const override { return profile_.name; }
 
   Result run(const Capture& capture, const RunOptions& options) const override {
-    check_fa3_supports(capture);
-    check_remedies_fit(capture, profile_.remedies);
-    if (profile_.remedies.has(profile::Remedy::fp32_backward)) {
-      throw InputError(name() + ": an fp32 backward has no rounding sites");
-    }
     const Problem& problem = capture.problem;
+    const SiteRuns runs(capture, profile_);
     const bool with_backward = !options.forward_only && !problem.dout.empty();
-    ProblemViews views;
-    view_problem(problem, with_backward, views);
     PairProgress progress(problem, with_backward ? 2 : 1, options);
-    kernels::Execution execution;
-    execution.advance = progress.callback();
-
+    SiteForward forward = runs.forward(profile_.exact, progress.callback());
     Result result;
     result.backend = name();
-    const std::vector<std::size_t> out_shape = problem.out_shape();
-    const std::size_t out_size = Bf16Tensor(out_shape).size();
-    std::vector<double> out(out_size);
-    std::vector<double> out_uncast(out_size);
-    std::vector<double> lse(Fp32Tensor(problem.row_shape()).size());
-    kernels::ForwardOutputsOf<double, double> forward;
-    forward.out = out.data();
-    forward.out_uncast = out_uncast.data();
-    forward.lse = lse.data();
-    forward.rows = views.rows;
-    std::vector<double> residual(profile_.remedies.keeps_residual() ? out_size : 0);
-    std::vector<double> reference(profile_.remedies.split_statistic() ? lse.size() : 0);
-    std::vector<double> row_sum(reference.size());
-    forward.out_residual = residual.data();
-    forward.reference = reference.data();
-    forward.row_sum = row_sum.data();
-    kernels::flash3_forward(profile_, views.inputs, forward, execution);
     if (with_backward) {
-      kernels::BackwardInputsOf<double, double> in;
-      in.out = out.data();
-      in.out_uncast = out_uncast.data();
-      in.lse = lse.data();
-      in.rows = views.rows;
-      in.out_residual = residual.data();
-      in.reference = reference.data();
-      in.row_sum = row_sum.data();
-      run_backward(problem, views, in, execution, result);
+      SiteGradients gradients = runs.backward(forward, profile_.exact, progress.callback());
+      result.dq = narrowed(gradients.dq, problem.q_shape());
+      result.dk = narrowed(gradients.dk, problem.k_shape());
+      result.dv = narrowed(gradients.dv, problem.v_shape());
+      result.uncast.dq = tensor(std::move(gradients.dq_uncast), problem.q_shape());
+      result.uncast.dk = tensor(std::move(gradients.dk_uncast), problem.k_shape());
+      result.uncast.dv = tensor(std::move(gradients.dv_uncast), problem.v_shape());
     }
-    result.out = narrowed(out, out_shape);
+    result.out = narrowed(forward.out, problem.out_shape());
     result.lse = Fp32Tensor(problem.row_shape());
-    std::transform(lse.begin(), lse.end(), result.lse.data.begin(),
+    std::transform(forward.lse.begin(), forward.lse.end(), result.lse.data.begin(),
                    [](double x) { return static_cast<float>(x); });
-    result.uncast.out = tensor(std::move(out_uncast), out_shape);
-    result.uncast.lse = tensor(std::move(lse), problem.row_shape());
+    result.uncast.out = tensor(std::move(forward.out_uncast), problem.out_shape());
+    result.uncast.lse = tensor(std::move(forward.lse), problem.row_shape());
     return result;
   }
 
  private:
-  void run_backward(const Problem& problem, const ProblemViews& views,
-                    const kernels::BackwardInputsOf<double, double>& in, const kernels::Execution& execution,
-                    Result& result) const {
-    std::vector<double> dq(Bf16Tensor(problem.q_shape()).size());
-    std::vector<double> dk(Bf16Tensor(problem.k_shape()).size());
-    std::vector<double> dv(Bf16Tensor(problem.v_shape()).size());
-    std::vector<double> dq_uncast(dq.size());
-    std::vector<double> dk_uncast(dk.size());
-    std::vector<double> dv_uncast(dv.size());
-    kernels::BackwardOutputsOf<double, double> outputs;
-    outputs.dq = dq.data();
-    outputs.dk = dk.data();
-    outputs.dv = dv.data();
-    outputs.dq_uncast = dq_uncast.data();
-    outputs.dk_uncast = dk_uncast.data();
-    outputs.dv_uncast = dv_uncast.data();
-    kernels::flash3_backward(profile_, views.inputs, in, outputs, execution);
-    result.dq = narrowed(dq, problem.q_shape());
-    result.dk = narrowed(dk, problem.k_shape());
-    result.dv = narrowed(dv, problem.v_shape());
-    result.uncast.dq = tensor(std::move(dq_uncast), problem.q_shape());
-    result.uncast.dk = tensor(std::move(dk_uncast), problem.k_shape());
-    result.uncast.dv = tensor(std::move(dv_uncast), problem.v_shape());
-  }
-
   profile::Profile profile_;
 };
 
+std::size_t elements(const std::vector<std::size_t>& shape) {
+  return Fp64Tensor(shape).size();
+}
+
 }  // namespace
+
+SiteRuns::SiteRuns(const Capture& capture, const profile::Profile& profile)
+    : problem_(capture.problem), profile_(profile) {
+  check_fa3_supports(capture);
+  check_remedies_fit(capture, profile.remedies);
+  if (profile.remedies.has(profile::Remedy::fp32_backward)) {
+    throw InputError(profile.name + ": an fp32 backward has no rounding sites");
+  }
+  view_problem(problem_, !problem_.dout.empty(), views_);
+}
+
+SiteForward SiteRuns::forward(const profile::SiteSet& exact, const Advance& advance) const {
+  profile::Profile profile = profile_;
+  profile.exact = exact;
+  kernels::Execution execution;
+  execution.advance = advance;
+  SiteForward forward;
+  forward.out.resize(elements(problem_.out_shape()));
+  forward.out_uncast.resize(forward.out.size());
+  forward.lse.resize(elements(problem_.row_shape()));
+  if (profile.remedies.keeps_residual()) forward.residual.resize(forward.out.size());
+  if (profile.remedies.split_statistic()) {
+    forward.reference.resize(forward.lse.size());
+    forward.row_sum.resize(forward.lse.size());
+  }
+  kernels::ForwardOutputsOf<double, double> outputs;
+  outputs.out = forward.out.data();
+  outputs.out_uncast = forward.out_uncast.data();
+  outputs.lse = forward.lse.data();
+  outputs.rows = views_.rows;
+  outputs.out_residual = forward.residual.data();
+  outputs.reference = forward.reference.data();
+  outputs.row_sum = forward.row_sum.data();
+  kernels::flash3_forward(profile, views_.inputs, outputs, execution);
+  return forward;
+}
+
+SiteGradients SiteRuns::backward(const SiteForward& forward, const profile::SiteSet& exact,
+                                 const Advance& advance) const {
+  profile::Profile profile = profile_;
+  profile.exact = exact;
+  kernels::Execution execution;
+  execution.advance = advance;
+  kernels::BackwardInputsOf<double, double> inputs;
+  inputs.out = forward.out.data();
+  inputs.out_uncast = forward.out_uncast.data();
+  inputs.lse = forward.lse.data();
+  inputs.rows = views_.rows;
+  inputs.out_residual = forward.residual.data();
+  inputs.reference = forward.reference.data();
+  inputs.row_sum = forward.row_sum.data();
+  SiteGradients gradients;
+  gradients.dq.resize(elements(problem_.q_shape()));
+  gradients.dk.resize(elements(problem_.k_shape()));
+  gradients.dv.resize(elements(problem_.v_shape()));
+  gradients.dq_uncast.resize(gradients.dq.size());
+  gradients.dk_uncast.resize(gradients.dk.size());
+  gradients.dv_uncast.resize(gradients.dv.size());
+  gradients.score_gradient_sums.resize(forward.lse.size());
+  kernels::BackwardOutputsOf<double, double> outputs;
+  outputs.dq = gradients.dq.data();
+  outputs.dk = gradients.dk.data();
+  outputs.dv = gradients.dv.data();
+  outputs.dq_uncast = gradients.dq_uncast.data();
+  outputs.dk_uncast = gradients.dk_uncast.data();
+  outputs.dv_uncast = gradients.dv_uncast.data();
+  outputs.ds_sums = gradients.score_gradient_sums.data();
+  kernels::flash3_backward(profile, views_.inputs, inputs, outputs, execution);
+  return gradients;
+}
 
 std::unique_ptr<Backend> site_backend(const profile::Profile& profile) {
   return std::make_unique<SiteBackend>(profile);

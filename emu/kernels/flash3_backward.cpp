@@ -440,6 +440,9 @@ class BackwardSchedule {
       added = add_to_ds(sequence, query_begin, rows_in_sequence, range, strip);
       add_to_dk(sequence, query_begin, rows_in_sequence, range, added, *added_to_dk);
     }
+    if (out_.ds_sums != nullptr) {
+      store_ds_sums(sequence_index, head, query_begin, rows_in_sequence, range, strip, added);
+    }
     if constexpr (std::is_same_v<Value, float>) {  // observers look at the chip's own numbers
       if (execution_.observer != nullptr) {
         const std::vector<float>& uncapped = strip.ds_uncapped.empty() ? strip.ds : strip.ds_uncapped;
@@ -730,6 +733,27 @@ class BackwardSchedule {
       sum -= static_cast<double>(a.share) * keys;
     }
     return sums;
+  }
+
+  void store_ds_sums(int sequence_index, int head, int query_begin, int rows, const KeyBlockRange& range,
+                     const Strip& strip, const std::vector<Added>& added) const {
+    const Sequence& sequence = in_.sequences[index(sequence_index)];
+    const std::vector<double> more = sums_added(sequence, query_begin, rows, range, strip, added);
+    double* sums = out_.ds_sums +
+                   forward_.rows[index(sequence_index) * index(in_.call.heads_q) + index(head)] + query_begin;
+    for (int r = 0; r < rows; ++r) {
+      const RowInStrip found = row_in_strip(sequence, query_begin, r, range, strip);
+      const int keys = found.row.last - found.row.first;
+      double sum = 0;
+      if (numbers_.softcapped()) {
+        const Value* ds = strip.ds_uncapped.data() + found.at;
+        for (int j = 0; j < keys; ++j) sum += static_cast<double>(ds[j]);
+      } else {
+        for (int j = 0; j < keys; ++j) sum += static_cast<double>(Numbers::value(found.row.words[j]));
+        if (!more.empty()) sum += more[index(r)];
+      }
+      sums[r] = sum;
+    }
   }
 
   /// What dS is multiplied with.

@@ -51,7 +51,10 @@ struct BackwardOutputsOf {
   Value *dpsum = nullptr, *lse_log2 = nullptr;     ///< padded rows; may be nullptr
   Value* dq_accum = nullptr;                       ///< padded rows x rounded head dim; may be nullptr
   Value *dk_accum = nullptr, *dv_accum = nullptr;  ///< GQA; may be nullptr
-  Parts<Value> dq_parts, dk_parts, dv_parts;       ///< dk, dv: one part a query head of the group
+  /// Per row, laid out as lse: sum over the visible keys of dS as its products take it (softcap: before the
+  /// derivative's multiply), in fp64; 0 in theory. May be nullptr.
+  double* ds_sums = nullptr;
+  Parts<Value> dq_parts, dk_parts, dv_parts;  ///< dk, dv: one part a query head of the group
 };
 using BackwardOutputs = BackwardOutputsOf<std::uint16_t, float>;
 

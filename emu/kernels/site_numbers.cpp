@@ -10,6 +10,7 @@
 #include "emu/arith/mufu.hpp"
 #include "emu/arith/reduce_add.hpp"
 #include "emu/kernels/deviant.hpp"
+#include "emu/kernels/wide_products.hpp"
 
 namespace bitattn::kernels {
 
@@ -48,33 +49,6 @@ double to_bf16(double x) {
 
 bool is_bf16(double x) {
   return (arith::to_bits(static_cast<float>(x)) & 0xffffU) == 0U && fits(x);
-}
-
-/// Exponent of a term as the tensor core takes it: not below that of the smallest normal number.
-int exponent(double x) {
-  return std::max(-126, std::ilogb(x));
-}
-
-/// The tensor core's step (docs/spec/hopper-arithmetic.md 1) for operands wider than BF16: the same
-/// alignment, truncation and last rounding. Only for operands that no chip would take; a product is formed in
-/// fp64.
-double wide_step(const double* a, const double* b, std::ptrdiff_t b_stride, double c,
-                 const arith::TensorCoreRule& rule) {
-  double plain = c;
-  int largest = rule.exponent_floor;
-  if (c != 0) largest = std::max(largest, exponent(c));
-  for (int i = 0; i < kStep; ++i) {
-    const double y = b[i * b_stride];
-    plain += a[i] * y;
-    if (a[i] != 0 && y != 0) largest = std::max(largest, exponent(a[i]) + exponent(y));
-  }
-  if (!std::isfinite(plain)) return static_cast<double>(to_fp32(plain));
-  const int shift = rule.aligned_fraction_bits - largest;
-  auto sum = static_cast<std::int64_t>(std::trunc(std::ldexp(c, shift)));
-  for (int i = 0; i < kStep; ++i) {
-    sum += static_cast<std::int64_t>(std::trunc(std::ldexp(a[i] * b[i * b_stride], shift)));
-  }
-  return static_cast<double>(arith::from_bits(arith::detail::round_and_pack(sum, largest, rule)));
 }
 
 }  // namespace
@@ -538,25 +512,15 @@ void SiteNumbers::multiply_block(Site site, const Operand& left, const Operand& 
   if (start == mma::Start::zero) {
     for (int m = 0; m < rows; ++m) std::fill(c + m * ldc, c + m * ldc + columns, 0.0);
   }
-  if (exact(site)) {
-    for (int m = 0; m < rows; ++m) {
-      const double* a = left.values.data() + index(m) * index(left.k);
-      double* row = c + m * ldc;
-      for (int k = 0; k < left.k; ++k) {
-        const double factor = a[k];
-        const double* b = right.values.data() + index(k) * index(columns);
-        for (int n = 0; n < columns; ++n) row[n] += factor * b[n];
-      }
-    }
-    return;
-  }
-  std::vector<float> narrow_c(index(rows) * index(columns));
-  for (int m = 0; m < rows; ++m) {
-    for (int n = 0; n < columns; ++n)
-      narrow_c[index(m) * index(columns) + index(n)] = to_fp32(c[m * ldc + n]);
-  }
+  const WideProduct wide{left.values.data(), right.values.data(), rows, left.k, columns, c, ldc};
+  if (exact(site)) return multiply_exactly(wide);
   const bool fp8 = low_.fp8_product(site);
   if (fp8 || (left.narrow && right.narrow)) {
+    std::vector<float> narrow_c(index(rows) * index(columns));
+    for (int m = 0; m < rows; ++m) {
+      for (int n = 0; n < columns; ++n)
+        narrow_c[index(m) * index(columns) + index(n)] = to_fp32(c[m * ldc + n]);
+    }
     if (fp8) {
       mma::multiply_fp8(fp8_operand(mma::Side::left, left), fp8_operand(mma::Side::right, right), start,
                         narrow_c.data(), columns);
@@ -569,17 +533,10 @@ void SiteNumbers::multiply_block(Site site, const Operand& left, const Operand& 
     }
     return;
   }
-  for (int m = 0; m < rows; ++m) {
-    const double* a = left.values.data() + index(m) * index(left.k);
-    for (int n = 0; n < columns; ++n) {
-      auto sum = static_cast<double>(narrow_c[index(m) * index(columns) + index(n)]);
-      for (int k = 0; k < left.k; k += kStep) {
-        sum =
-            wide_step(a + k, right.values.data() + index(k) * index(columns) + index(n), columns, sum, rule_);
-      }
-      c[m * ldc + n] = sum;
-    }
+  for (int m = 0; m < rows; ++m) {  // an exact site before may have left more than an accumulator holds
+    for (int n = 0; n < columns; ++n) c[m * ldc + n] = static_cast<double>(to_fp32(c[m * ldc + n]));
   }
+  multiply_by_rule(wide, rule_);
 }
 
 // --- forward

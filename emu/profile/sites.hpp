@@ -5,6 +5,8 @@
 #include <array>
 #include <bitset>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 
 namespace bitattn::profile {
@@ -91,6 +93,10 @@ inline constexpr std::array<SiteInfo, kSiteCount> kSites{{
     {Site::dv_cast, "dv_cast", "dV's cast to BF16"},
 }};
 
+constexpr std::string_view name(Site site) {
+  return kSites[static_cast<std::size_t>(site)].name;
+}
+
 /// A set of sites.
 class SiteSet {
  public:
@@ -105,6 +111,13 @@ class SiteSet {
     return *this;
   }
   bool empty() const { return bits_.none(); }
+  std::size_t size() const { return bits_.count(); }
+  SiteSet operator|(const SiteSet& other) const { return SiteSet(bits_ | other.bits_); }
+  SiteSet operator&(const SiteSet& other) const { return SiteSet(bits_ & other.bits_); }
+  SiteSet operator~() const { return SiteSet(~bits_); }
+  bool operator==(const SiteSet&) const = default;
+  /// For maps: an order without meaning.
+  bool operator<(const SiteSet& other) const { return bits_.to_ullong() < other.bits_.to_ullong(); }
   static SiteSet all() {
     SiteSet set;
     set.bits_.set();
@@ -112,7 +125,34 @@ class SiteSet {
   }
 
  private:
-  std::bitset<kSiteCount> bits_;
+  using Bits = std::bitset<kSiteCount>;
+  explicit SiteSet(const Bits& bits) : bits_(bits) {}
+  Bits bits_;
 };
+
+/// "o_cast,ds_cast", or "all". Throws std::invalid_argument with a clear line for a site that does not exist
+/// or comes twice.
+inline SiteSet parse_sites(std::string_view text) {
+  if (text == "all") return SiteSet::all();
+  SiteSet set;
+  std::size_t begin = 0;
+  while (true) {
+    const std::size_t comma = text.find(',', begin);
+    const std::string_view part =
+        text.substr(begin, comma == std::string_view::npos ? std::string_view::npos : comma - begin);
+    const SiteInfo* found = nullptr;
+    for (const SiteInfo& i : kSites) {
+      if (i.name == part) found = &i;
+    }
+    if (found == nullptr) {
+      throw std::invalid_argument("no rounding site is called '" + std::string(part) +
+                                  "' (bitattn sites lists them, 'all' is all of them)");
+    }
+    if (set.has(found->site)) throw std::invalid_argument("site " + std::string(part) + " comes twice");
+    set.add(found->site);
+    if (comma == std::string_view::npos) return set;
+    begin = comma + 1;
+  }
+}
 
 }  // namespace bitattn::profile
