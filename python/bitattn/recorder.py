@@ -189,6 +189,11 @@ class Call:
         name = self.layer.replace("/", "_")
         return f"/step_{self.step:06d}/{name}" + (f".{self.index}" if self.index else "")
 
+    @property
+    def moment(self):
+        """What its attributes say of where in the run it was."""
+        return {"step": self.step, "layer": self.layer, "call": self.index}
+
     def check(self):
         """Raises CaptureRefused unless the shapes of all tensors fit, so that what is written can be read."""
         shapes = {name: tuple(x.shape) for name, x in self.tensors.items()}
@@ -217,12 +222,12 @@ class Call:
 
 def _write_call(file, call, compress):
     call.check()
-    group = file.create_group(call.group)
+    group = file.require_group(call.group)
     for name, array in call.tensors.items():
         words.write_array(group, name, array, compress)
     attributes = {"schema_version": 1, "layout": "THD" if "cu_seqlens_q" in call.tensors else "BSHD"}
     attributes |= call.attributes
-    attributes |= {"step": call.step, "layer": call.layer, "call": call.index}
+    attributes |= call.moment
     if call.cut is not None:
         attributes |= call.cut.attributes()
     for name, value in attributes.items():
