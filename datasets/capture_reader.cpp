@@ -51,6 +51,17 @@ Handle open_file(const std::string& path) {
   return file;
 }
 
+/// Is a dataset with these properties virtual, and made of datasets of other files? "." is its own.
+bool maps_another_file(hid_t list) {
+  std::size_t count = 0;
+  if (H5Pget_layout(list) != H5D_VIRTUAL || H5Pget_virtual_count(list, &count) < 0) return false;
+  for (std::size_t n = 0; n < count; ++n) {
+    std::array<char, 2> name{};
+    if (H5Pget_virtual_filename(list, n, name.data(), name.size()) != 1 || name[0] != '.') return true;
+  }
+  return false;
+}
+
 bool holds(hid_t group, const char* name) {
   return H5Lexists(group, name, H5P_DEFAULT) > 0;
 }
@@ -317,7 +328,7 @@ class GroupReader {
   void count_bytes(const Dataset& dataset, std::size_t element) {
     const std::size_t bytes = checked_elements(dataset.shape, where_ + ": tensor " + dataset.name) * element;
     const Handle list(H5Dget_create_plist(dataset.id.get()), H5Pclose);
-    if (H5Pget_external_count(list.get()) > 0)
+    if (H5Pget_external_count(list.get()) > 0 || maps_another_file(list.get()))
       fail("tensor " + dataset.name + " keeps its data in another file");
     std::size_t chunk = 0;
     if (H5Pget_layout(list.get()) == H5D_CHUNKED) {

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -435,6 +436,34 @@ TEST(ReadingChild, AReadThatTakesTooLongIsTimedOut) {
   } catch (const InputError& error) {
     EXPECT_THAT(error.what(), HasSubstr("a.h5: reading made no progress for 0 s"));
   }
+}
+
+/// Makes q of a small capture a virtual dataset of `source`'s dout.
+void make_q_virtual(const std::string& path, const std::string& source) {
+  const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+  const std::array<hsize_t, 4> shape{1, 3, 2, 8};
+  const Handle space(H5Screate_simple(4, shape.data(), nullptr), H5Sclose);
+  const Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+  H5Pset_virtual(list.get(), space.get(), source.c_str(), "/dout", space.get());
+  H5Ldelete(file.get(), "/q", H5P_DEFAULT);
+  const Handle type = hdf5::make_bf16_type();
+  const Handle q(H5Dcreate2(file.get(), "/q", type.get(), space.get(), H5P_DEFAULT, list.get(), H5P_DEFAULT),
+                 H5Dclose);
+  ASSERT_GE(q.get(), 0);
+}
+
+TEST(ReadingChild, VirtualTensorsOfOtherFilesAreRefused) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "a.h5";
+  const std::string other = folder / "other.h5";
+  for (const std::string& name : {path, other}) {
+    Builder file(name);
+    file.capture("/", {});
+  }
+  make_q_virtual(path, ".");  // of its own file: a tensor like any other
+  EXPECT_EQ(refusal(path), "accepted");
+  make_q_virtual(path, other);
+  EXPECT_THAT(refusal(path), HasSubstr("tensor q keeps its data in another file"));
 }
 
 TEST(ReadingChild, LinksIntoOtherFilesLeadNowhere) {
