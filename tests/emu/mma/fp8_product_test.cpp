@@ -107,9 +107,13 @@ TEST(Fp8Product, LosesWhatLiesMoreThanThirteenBitsBelowAndPromotesATileToFp32) {
   EXPECT_EQ(dot({0.5F}, {4}, mma::Start::accumulate, 65536.0F), 65538.0F);
 }
 
-// Strides, padding and the chain over k: against the chip's step called element by element.
-TEST(Fp8Product, IsTheChainOfTheChipsSteps) {
-  test::RandomBits random(77);
+// Strides, padding and the chain over k, e4m3 subnormals, zeros and NaNs: against the chip's step called
+// element by element.
+class Fp8Chain : public ::testing::TestWithParam<int> {};
+
+TEST_P(Fp8Chain, IsThatOfTheChipsSteps) {
+  test::RandomBits random(static_cast<std::uint64_t>(GetParam()));
+  const auto spread = static_cast<std::uint32_t>(2 + 3 * (GetParam() % 10));  // powers of two in a tile
   constexpr int kRows = 5;
   constexpr int kColumns = 7;
   constexpr int kK = 75;
@@ -118,15 +122,19 @@ TEST(Fp8Product, IsTheChainOfTheChipsSteps) {
   for (auto* words : {&left_words, &right_words}) {
     for (std::uint16_t& w : *words) {
       w = static_cast<std::uint16_t>((random.bits32() & 0x80ffU) |
-                                     ((118U + random.bits32() % 12U) << 7U & 0x7f80U));
+                                     ((130U - random.bits32() % spread) << 7U & 0x7f80U));
+      if (random.one_in(9)) w = 0;
     }
   }
+  const bool with_nan = GetParam() % 5 == 4;
+  if (with_nan) left_words[17] = 0x7fc0U;
   mma::Fp8Operand left;
   mma::Fp8Operand right;
   mma::pack_fp8(mma::whole(left_words.data(), 1, kRows, kRows, kK), left);  // K-major memory
   mma::pack_fp8(mma::whole(right_words.data(), kK, 1, kColumns, kK), right);
   std::vector<float> c(kRows * (kColumns + 2), 1.5F);
   mma::multiply_fp8(left, right, mma::Start::accumulate, c.data(), kColumns + 2);
+  int nans = 0;
   for (int m = 0; m < kRows; ++m) {
     for (int n = 0; n < kColumns; ++n) {
       std::uint32_t chain = 0;
@@ -143,11 +151,20 @@ TEST(Fp8Product, IsTheChainOfTheChipsSteps) {
         chain = arith::wgmma_fp8_k32<arith::E4m3, arith::E4m3>(a, b, chain);
       }
       const float tile = std::ldexp(arith::from_bits(chain), -left.exponent - right.exponent);
-      EXPECT_EQ(c[static_cast<std::size_t>(m * (kColumns + 2) + n)], 1.5F + tile) << m << ", " << n;
+      const float got = c[static_cast<std::size_t>(m * (kColumns + 2) + n)];
+      if (std::isnan(tile)) {
+        EXPECT_TRUE(std::isnan(got)) << m << ", " << n;
+        ++nans;
+      } else {
+        EXPECT_EQ(got, 1.5F + tile) << m << ", " << n;
+      }
     }
     EXPECT_EQ(c[static_cast<std::size_t>(m * (kColumns + 2) + kColumns)], 1.5F) << "beyond the tile";
   }
+  EXPECT_EQ(nans, with_nan ? kColumns : 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Fp8, Fp8Chain, ::testing::Range(0, 40));
 
 }  // namespace
 }  // namespace bitattn
