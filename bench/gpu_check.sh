@@ -82,7 +82,7 @@ if wanted rates; then
 fi
 if wanted sanitizer && command -v compute-sanitizer >/dev/null; then
   # sanitized TOOL NAME SECONDS COMMAND...
-  sanitized() { step "sanitizer-$1-$2" "$3" "$(command -v compute-sanitizer)" --tool "$1" --error-exitcode 9 "${@:4}"; }
+  sanitized() { [ -x "$4" ] || return 0; step "sanitizer-$1-$2" "$3" "$(command -v compute-sanitizer)" --tool "$1" --error-exitcode 9 "${@:4}"; }
   sanitized memcheck emulator 180 "$(program test_gpu_emulator)" --gtest_filter='*SmallGrid*:*PackedSequences*'
   sanitized racecheck emulator 120 "$(program test_gpu_emulator)" --gtest_filter='*SmallGrid*'
   for tool in memcheck racecheck synccheck initcheck; do

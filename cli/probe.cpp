@@ -127,8 +127,8 @@ std::string report_text(const Report& report) {
                test.noticed() ? "noticed" : "NOT NOTICED"});
   }
   text += "\n" + wrong.text(0);
-  text += fmt::format("\n{} units, {} untested, {} of tensor-core dot products {}; {}\n", report.units.size(),
-                      untested, grouped(report.dot_products()), "compared",
+  text += fmt::format("\n{} units, {} untested, {} tensor-core dot products compared\n{}\n",
+                      report.units.size(), untested, grouped(report.dot_products()),
                       differing > 0    ? fmt::format("{} units do not follow the model", differing)
                       : report.holds() ? "every tested unit follows the model in every bit"
                                        : "but a wrong rule went unnoticed");

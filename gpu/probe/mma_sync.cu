@@ -153,14 +153,14 @@ void unit(Run& run, Unit& unit, std::uint64_t count, int steps, arith::TensorCor
   what.rule = rule;
   const dim3 grid(static_cast<unsigned>(run.device().multiprocessors) * 8);
   product_unit<typename Type::A, typename Type::B>(
-      run, unit, count, kRows, kColumns, Type::kK, what,
+      unit, count, kRows, kColumns, Type::kK, what,
       [&](const Launch& l) { launch(unit.name.c_str(), products<Type>, grid, dim3(32 * kWarps), l); });
 }
 
 template <class Type>
 void tested(Run& run, const char* name, std::uint64_t count, int steps) {
-  Unit& made = run.begin("mma.sync", name, steps > 1 ? "24 kinds, 4 steps chained" : "24 kinds");
-  unit<Type>(run, made, count, steps, arith::kHopperWide);
+  Unit& made = run.begin("mma.sync", name, steps > 1 ? "chains of 4" : "24 kinds");
+  unit<Type>(run, made, run.scaled(count), steps, arith::kHopperWide);
 }
 
 }  // namespace

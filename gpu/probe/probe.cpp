@@ -1,7 +1,6 @@
 #include "gpu/probe/probe.hpp"
 
 #include <algorithm>
-#include <cstdio>
 
 #include "gpu/probe/units.hpp"
 
@@ -43,18 +42,6 @@ void Run::untested(const std::string& group, const std::string& name, const std:
 
 void Run::self_test(const Unit& unit) {
   report_.self_tests.push_back({unit.name, unit.cases, unit.mismatches});
-}
-
-std::string count_text(std::uint64_t n) {
-  char text[32];
-  if (n < 100'000) {
-    std::snprintf(text, sizeof text, "%llu", static_cast<unsigned long long>(n));
-  } else {
-    const bool billions = n >= 1'000'000'000;
-    std::snprintf(text, sizeof text, billions ? "%.2fe9" : "%.1fe6",
-                  static_cast<double>(n) / (billions ? 1e9 : 1e6));
-  }
-  return text;
 }
 
 Report run(const Options& options) {

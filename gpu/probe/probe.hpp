@@ -30,7 +30,7 @@ enum class Verdict : std::uint8_t {
 struct Unit {
   std::string group;   ///< "function", "conversion", "fp32", "reduction", "mma.sync", "wgmma"
   std::string name;    ///< the instruction
-  std::string inputs;  ///< which cases: "all 2^32", "1.1e9 random, 16.8e6 boundary pairs"
+  std::string inputs;  ///< which cases: "all 2^32", "boundary, random", "24 kinds"
   std::uint64_t cases = 0;
   std::uint64_t mismatches = 0;
   Verdict verdict = Verdict::untested;
@@ -56,7 +56,7 @@ struct Report {
 };
 
 struct Options {
-  /// Fewer random cases: a share of the full count. The exhaustive units stay exhaustive.
+  /// Fewer random cases: a share of the full count. Exhaustive units and wrong rules stay as they are.
   double share = 1;
   /// Called before each unit with its name.
   std::function<void(const std::string&)> progress;

@@ -158,9 +158,7 @@ void reduction(Run& run, const char* name, bool flushes, Buffer<float>& memory, 
   const std::uint64_t random = run.scaled(cases);
   // Whole rounds of bulk reductions, boundary pairs first.
   const std::uint64_t total = (kBoundaryPairs + random + kBulkFloats - 1) / kBulkFloats * kBulkFloats;
-  Unit& unit = run.begin(
-      "reduction", name,
-      count_text(total - kBoundaryPairs) + " random, " + count_text(kBoundaryPairs) + " boundary pairs");
+  Unit& unit = run.begin("reduction", name, kPairsText);
   const dim3 grid(static_cast<unsigned>(run.device().multiprocessors) * 8);
   const dim3 block(kThreads);
   DeviceTally tally;

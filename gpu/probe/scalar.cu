@@ -167,8 +167,7 @@ void all_words(Run& run, const char* group, const char* name) {
 template <class Check>
 void many_operands(Run& run, const char* name, int operands) {
   const std::uint64_t random = run.scaled(std::uint64_t{1} << 30);
-  Unit& unit = run.begin("fp32", name,
-                         count_text(random) + " random, " + count_text(kBoundaryPairs) + " boundary pairs");
+  Unit& unit = run.begin("fp32", name, kPairsText);
   sweep_unit<Check>(unit, kBoundaryPairs + random, operands, run.device());
 }
 

@@ -25,8 +25,8 @@ class Run {
   Report& report_;
 };
 
-/// "1.07e9"
-std::string count_text(std::uint64_t n);
+/// Inputs of a unit that runs over every pair of boundary values, then over random triples.
+inline constexpr const char* kPairsText = "boundary, random";
 
 void scalar_units(Run& run);
 void reduction_units(Run& run);

@@ -286,7 +286,7 @@ void unit(Run& run, Unit& made, std::uint64_t count, bool zero_start, arith::Ten
     throw Error("wgmma probe: no block of " + std::to_string(bytes) + " bytes of shared memory fits");
   const dim3 grid(static_cast<unsigned>(run.device().multiprocessors * blocks));
   product_unit<typename Type::A, typename Type::B>(
-      run, made, count, kRows, N, kStepBytes / static_cast<int>(sizeof(typename Type::Word)), what,
+      made, count, kRows, N, kStepBytes / static_cast<int>(sizeof(typename Type::Word)), what,
       [&](const Launch& l) {
         kernel<<<grid, kThreads, static_cast<std::size_t>(bytes)>>>(l);
         check(cudaGetLastError(), made.name.c_str());
@@ -296,8 +296,8 @@ void unit(Run& run, Unit& made, std::uint64_t count, bool zero_start, arith::Ten
 template <class Type, int N, int kSteps = 1, Source source = Source::shared, Major major_a = Major::k,
           Major major_b = Major::k>
 void tested(Run& run, const std::string& name, std::uint64_t count, bool zero_start = false) {
-  Unit& made = run.begin("wgmma", name, kSteps > 1 ? "24 kinds, 4 steps chained" : "24 kinds");
-  unit<Type, N, kSteps, source, major_a, major_b>(run, made, count, zero_start, Type::kRule);
+  Unit& made = run.begin("wgmma", name, kSteps > 1 ? "chains of 4" : "24 kinds");
+  unit<Type, N, kSteps, source, major_a, major_b>(run, made, run.scaled(count), zero_start, Type::kRule);
 }
 
 /// BF16, every width from N up.
