@@ -371,22 +371,25 @@ std::size_t worst_head(const Json& one) {
 }
 
 struct Quantity {
-  std::string hue, title, what, figure_key;
+  std::string hue, title, what, figure_text, figure_key;
   std::vector<std::vector<audit::RowBin>> heads;
   std::vector<audit::RowBin> curve;  ///< of the worst head
 };
 
 std::string quantity_html(const Quantity& quantity, const Problem& problem, const Json& one,
                           std::size_t worst) {
-  std::string text = "<h3>" + quantity.title + "</h3><p class=\"note\">" + quantity.what + "</p>";
   const std::size_t count = quantity.heads.size();
+  constexpr std::size_t kMostFigures = 16;
+  const bool figures = count > 1 && count <= kMostFigures;
+  std::string text = "<h3>" + quantity.title + "</h3><p class=\"note\">" + quantity.what +
+                     (figures ? quantity.figure_text : "") + "</p>";
   constexpr std::size_t kMostStrips = 128;
   std::vector<Strip> strips;
   for (std::size_t h = 0; h < std::min(count, kMostStrips); ++h) {
     const std::string key = fmt::format("/heads/{}{}", h, quantity.figure_key);
     strips.push_back({fmt::format("head {}", h),
                       fmt::format("head {}: {}", h, number_text(number_at(one, key))), quantity.heads[h],
-                      count <= 16 ? figure(one, key) : ""});
+                      figures ? figure(one, key) : ""});
   }
   if (count > 1) text += strip_map(quantity.hue, strips);
   if (count > kMostStrips)
@@ -407,8 +410,8 @@ std::string rows_map_section(const Capture& capture, const audit::Diagnosis& d, 
   std::vector<Quantity> quantities;
   quantities.push_back({"residue",
                         "Row-max residue",
-                        "The softmax exponent of the row’s largest score; 0 in exact arithmetic. Unit: log₂. "
-                        "Figure: the largest.",
+                        "The softmax exponent of the row’s largest score; 0 in exact arithmetic. Unit: log₂.",
+                        " Figure: the largest.",
                         "/row_max_residue/largest",
                         {},
                         {}});
@@ -417,18 +420,19 @@ std::string rows_map_section(const Capture& capture, const audit::Diagnosis& d, 
                           "Score-gradient sum",
                           std::string("Σⱼ dS over the row’s visible keys, ") +
                               (has_softcap(one) ? "before" : "after") +
-                              " the cast; 0 in exact arithmetic. Unit: a score’s gradient. Figure: the RMS.",
+                              " the cast; 0 in exact arithmetic. Unit: a score’s gradient.",
+                          " Figure: the RMS.",
                           drift_key(one) + "/rms",
                           {},
                           {}});
-    quantities.push_back({"leak",
-                          "Leak into dQ",
-                          "|softmax_scale · sum · key averaged with P′|, over the RMS of |dQ| of the head’s "
-                          "rows. Figure: the RMS, "
-                          "the head’s share of |dQ|.",
-                          "/leak/p_weighted_key",
-                          {},
-                          {}});
+    quantities.push_back(
+        {"leak",
+         "Leak into dQ",
+         "|softmax_scale · sum · key averaged with P′|, over the RMS of |dQ| of the head’s rows.",
+         " Figure: the RMS, the head’s share of |dQ|.",
+         "/leak/p_weighted_key",
+         {},
+         {}});
   }
   const std::size_t worst = worst_head(one);
   const auto bin = [&](Quantity& quantity, const auto& values, std::size_t h, double unit) {
