@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/identify.hpp"
 #include "cli/output.hpp"
 #include "datasets/error.hpp"
 #include "datasets/interrupt.hpp"
@@ -85,6 +86,7 @@ int run(int argc, char** argv) {
   add_verify(app, common, action);
   add_witness(app, common, action);
   add_diagnose(app, common, action);
+  add_identify(app, common, action);
   add_remedies(app, common, action);
   add_backends(app, common, action);
   add_bench(app, common, action);

@@ -744,6 +744,43 @@ class Page(Case):
         self.assertEqual(os.listdir(self.folder), ["in.h5"])
 
 
+class Identify(Case):
+    def test_names_the_site_of_a_real_kernel(self):
+        path = self.input(os.path.join(GOLDENS, "fa3-variants", "case_01_late.h5"))
+        found = self.json("identify", path)["captures"][0]
+        self.assertTrue(found["exact"])
+        self.assertEqual(found["verdict"], "deviation")
+        self.assertEqual(found["born_in"], "dpsum")
+        self.assertEqual([d["site"] for d in found["best"]["deviations"]], ["dpsum"])
+        self.assertEqual(found["left"]["differing_bits"], 0)
+        report = self.good("identify", path)
+        self.assertIn("site       dpsum", report)
+        self.assertIn("each product dO*O rounded to BF16", report)
+        self.assertLessEqual(max(map(len, report.splitlines())), 100)
+
+    def test_an_unmodified_kernel_is_exact(self):
+        self.assertIn("unmodified (fa3)", self.good("identify", self.input(SMALL)))
+        self.assertEqual(self.json("identify", self.input(SMALL))["captures"][0]["verdict"], "unmodified")
+
+    def test_bits_of_no_kernel_are_not_explained_away(self):
+        wrong = self.path("wrong.h5")
+        shutil.copy(SMALL, wrong)
+        os.chmod(wrong, 0o644)
+        with h5py.File(wrong, "r+") as f:
+            raw = words(f["out"])
+            raw[0, 5::7, 0, ::3] ^= 0x40
+            f["out"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=f["out"].id.get_type())
+        report = self.good("identify", wrong, code=1)
+        self.assertIn("No profile of flash-attention-3 fits", report)
+
+    def test_without_outputs_there_is_nothing_to_identify(self):
+        problem = self.path("problem.h5")
+        self.good("generate", problem, "--regime", "normal", "--batch", 1, "--heads", 1, "--seqlen", 16, "--dim", 64)
+        code, out, err = run("identify", problem)
+        self.assertEqual((code, out), (2, ""))
+        self.assertIn("nothing is recorded", err)
+
+
 class Json(Case):
     def test_info(self):
         one = self.json("info", self.input(SPECIAL))["captures"][0]
