@@ -155,7 +155,7 @@ std::vector<BackendInfo> with_remedies(std::vector<BackendInfo> list) {
     if (known_to_hurt(i)) line += "; warning: " + std::string(i.warning);
     remedied.push_back({"fa3+" + std::string(i.name), line});
   }
-  remedied.push_back({"fa3+exact:SITE[,SITE…]",
+  remedied.push_back({"fa3+exact:o_cast[,SITE…]",
                       "these rounding sites run exactly (fp64); all: every one (bitattn sites lists them)"});
   list.insert(fa3 == list.end() ? fa3 : fa3 + 1, remedied.begin(), remedied.end());
   return list;
