@@ -225,7 +225,8 @@ const std::vector<Fork>& forks() {
        {},
        "exp2"},
       {"log-sum-exp in FP16", {{Point::lse, Kind::narrowed, kFp16}}, {}, "lse"},
-      {"D in BF16 where it is subtracted", {{Point::d_read, Kind::narrowed, kBf16}}, {}, "ds_sub"},
+      // dpsum is not recorded here, so D itself in BF16 gives the same bits, earlier.
+      {"D in BF16 where it is subtracted", {{Point::d_read, Kind::narrowed, kBf16}}, {}, "dpsum"},
       {"causal mask one key short in the backward", {{Point::mask_backward, Kind::shifted, -1}}, {}, "mask"},
       {"the last key block not added to dQ",
        {{Point::blocks_dq, Kind::skipped, -1}},
