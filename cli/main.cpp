@@ -15,6 +15,7 @@
 
 #include "cli/command.hpp"
 #include "cli/identify.hpp"
+#include "cli/import.hpp"
 #include "cli/output.hpp"
 #include "datasets/error.hpp"
 #include "datasets/interrupt.hpp"
@@ -81,6 +82,7 @@ int run(int argc, char** argv) {
   Action action;
   add_info(app, common, action);
   add_generate(app, common, action);
+  add_import(app, common, action);
   add_run(app, common, action);
   add_compare(app, common, action);
   add_verify(app, common, action);

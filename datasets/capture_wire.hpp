@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "datasets/foreign.hpp"
 #include "datasets/result.hpp"
 
 namespace bitattn::wire {
@@ -147,6 +148,16 @@ void carry(Wire& wire, Result& r) {
 template <class Wire>
 void carry(Wire& wire, Capture& capture) {
   carry_all(wire, capture.name, capture.problem, capture.recorded);
+}
+
+template <class Wire>
+void carry(Wire& wire, ForeignTensor& tensor) {
+  carry_all(wire, tensor.type, tensor.shape, tensor.bytes);
+}
+
+template <class Wire>
+void carry(Wire& wire, ForeignFile& file) {
+  carry_all(wire, file.tensors, file.attributes);
 }
 
 }  // namespace bitattn::wire

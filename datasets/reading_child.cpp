@@ -375,4 +375,25 @@ Capture read_in_child(const std::string& path, const std::string& group, const C
   return capture;
 }
 
+ForeignFile read_foreign_in_child(const std::string& path, const ChildLimits& limits) {
+  ForeignFile file;
+  with_child(
+      path, limits,
+      [&](Child& child) {
+        ForeignFile found = read_plain_hdf5(path, child.announcer());
+        wire::Sender sender(child);
+        wire::carry(sender, found);
+      },
+      [&](Parent& parent) {
+        wire::Receiver receiver(parent);
+        wire::carry(receiver, file);
+      });
+  // The child checked this too, but on a damaged file its memory is not to be trusted.
+  for (const auto& [name, tensor] : file.tensors) {
+    const std::size_t bytes = checked_elements(tensor.shape, path) * foreign_element_size(tensor.type);
+    if (tensor.bytes.size() != bytes) throw InputError(path + ": the file is damaged");
+  }
+  return file;
+}
+
 }  // namespace bitattn

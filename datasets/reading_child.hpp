@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "datasets/foreign.hpp"
 #include "datasets/result.hpp"
 
 namespace bitattn {
@@ -30,5 +31,8 @@ std::vector<std::string> check_in_child(const std::string& path, const std::stri
 
 /// One capture, read and checked by a child that was forked for it. Throws InputError as above.
 Capture read_in_child(const std::string& path, const std::string& group, const ChildLimits& limits);
+
+/// All data sets of a file that need not be a capture (foreign.hpp). Throws InputError as above.
+ForeignFile read_foreign_in_child(const std::string& path, const ChildLimits& limits);
 
 }  // namespace bitattn
