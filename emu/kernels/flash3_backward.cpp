@@ -508,8 +508,10 @@ class BackwardSchedule {
     const int columns = in_.call.head_dim_v;
     std::vector<Value> o(index(columns));
     for (int d = 0; d < columns; ++d) {
-      o[index(d)] = numbers_.add(Site::dpsum_o_cast, Numbers::value(forward_.out[element + d]),
-                                 forward_.out_residual[element + d]);
+      // The residual completes the BF16 word, also where O's own cast is an exact site.
+      const Value stored = Numbers::value(forward_.out[element + d]);
+      const Value word = std::isfinite(stored) ? Numbers::output_read_by_dpsum(stored) : stored;
+      o[index(d)] = numbers_.add(Site::dpsum_o_cast, word, forward_.out_residual[element + d]);
     }
     return remedies::dpsum_of_values(numbers_, in_.dout + element, o.data(), columns, tiles_);
   }
