@@ -104,7 +104,9 @@ Unit make_unit(const Capture& capture, const UnitRange& range, bool keep_rows, b
   p.window_right = whole.window_right;
   p.softcap = whole.softcap;
   p.deterministic = whole.deterministic;
-  p.causal_alignment = whole.causal_alignment;
+  // fa3 aligns to the bottom right; where it runs a top-left problem, the two are the same for the whole, and
+  // a cut keeps the whole's bottom right.
+  p.causal_alignment = CausalAlignment::bottom_right;
   const std::size_t q_token = span.q_begin + range.q_begin;
   const std::size_t k_token = span.k_begin + range.k_begin;
   const auto of_queries = [&](const Bf16Tensor& t) {
