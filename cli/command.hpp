@@ -32,6 +32,7 @@ void add_info(CLI::App& app, CommonOptions& common, Action& action);
 void add_probe(CLI::App& app, CommonOptions& common, Action& action);
 void add_remedies(CLI::App& app, CommonOptions& common, Action& action);
 void add_run(CLI::App& app, CommonOptions& common, Action& action);
+void add_sites(CLI::App& app, CommonOptions& common, Action& action);
 void add_verify(CLI::App& app, CommonOptions& common, Action& action);
 void add_witness(CLI::App& app, CommonOptions& common, Action& action);
 

@@ -5,8 +5,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 
+#include "audit/blame_findings.hpp"
 #include "audit/findings.hpp"
 #include "cli/capture_list.hpp"
 #include "cli/command.hpp"
@@ -26,7 +28,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> files;
-  std::string backend = "fa3", output, page, rows;
+  std::string backend = "fa3", output, page, rows, blame;
   std::size_t worst = 8;
   unsigned reference_bits = 0;
   bool no_reference = false;
@@ -38,6 +40,14 @@ void store(CaptureWriter& writer, const std::string& group, const Capture& captu
            const audit::Diagnosis& diagnosis) {
   writer.write_capture(group, capture.problem, capture.recorded);
   audit::write_findings(writer, group, capture.problem, diagnosis);
+  if (diagnosis.blame) audit::write_blame(writer, group, capture.problem, *diagnosis.blame);
+}
+
+/// Over many captures blame would take long: there it is run where asked for.
+audit::BlameScope blame_scope(const std::string& text, bool one_capture) {
+  if (text == "all") return audit::BlameScope::all;
+  if (text == "worst" || (text.empty() && one_capture)) return audit::BlameScope::worst;
+  return audit::BlameScope::none;
 }
 
 int run(const Options& options, const CommonOptions& common) {
@@ -47,6 +57,7 @@ int run(const Options& options, const CommonOptions& common) {
                   : options.reference_bits > 0 ? "reference:" + std::to_string(options.reference_bits)
                                                : "reference";
   if (!options.rows.empty()) how.rows = audit::parse_rows(options.rows);
+  how.worst_rows = std::min<std::size_t>(options.worst, 16);
   how.block_residues = !options.output.empty();
 
   const std::vector<std::string> arguments = expand_folders(options.files);
@@ -69,6 +80,7 @@ int run(const Options& options, const CommonOptions& common) {
   const audit::TryRemedies remedies = !one && options.remedies == audit::TryRemedies::where_cheap
                                           ? audit::TryRemedies::never
                                           : options.remedies;
+  how.blame = blame_scope(options.blame, one);
   Progress progress(common.quiet);
   how.progress = [&](const std::string& stage, double share) { progress.update(stage, share); };
   Json json = Json::array();
@@ -126,6 +138,10 @@ void add_diagnose(CLI::App& app, CommonOptions& common, Action& action) {
       "Truth and table for these rows only: N worst rows, or a list as in 5,100-120,h:i,b:h:i");
   command->add_option("--worst", options->worst, "Rows in the table of worst rows (default 8)")
       ->check(CLI::Range(0, 10000));
+  command
+      ->add_option("--blame", options->blame,
+                   "How much of it blame looks at: none, worst (heads or rows; default for one capture), all")
+      ->check(CLI::IsMember({"none", "worst", "all"}));
   auto* bits =
       command->add_option("--reference-bits", options->reference_bits, "Precision of the truth (default 128)")
           ->check(CLI::Range(53, 65536));

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "cli/blame_section.hpp"
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
 #include "cli/remedies_section.hpp"
@@ -123,6 +124,7 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
     for (const audit::RowId& row : rows) json["rows"].push_back(row_json(d, row));
   }
   json["remedies"] = remedies_section_json(d.remedies);
+  if (d.blame) json["blame"] = blame_json(*d.blame);
   json["not_finite_outputs"] = specials_json(d.specials);
   json["notes"] = d.notes;
   return json;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/blame_section.hpp"
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
 #include "cli/output.hpp"
@@ -93,7 +94,7 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
     share += fmt::format("; before its last cast dQ is off by {} its norm in all", share_text(error));
   }
   text += wrapped(share + fmt::format(" (condition {}).", brief_number(d.whole.condition)));
-  text += wrapped("Largest cause: " + largest_cause(d.whole) + ".");
+  text += wrapped("Largest cause: " + (d.blame ? blame_verdict(*d.blame) : largest_cause(d.whole)) + ".");
   return text;
 }
 
@@ -331,6 +332,7 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
   text += errors_text(d);
   text += heads_text(d);
   text += rows_text(capture, d, worst);
+  if (d.blame) text += blame_text(capture.problem, *d.blame);
   text += remedies_section(d.remedies);
   text += meaning_text(capture, d);
   return text;

@@ -90,6 +90,7 @@ int run(int argc, char** argv) {
   add_diagnose(app, common, action);
   add_identify(app, common, action);
   add_remedies(app, common, action);
+  add_sites(app, common, action);
   add_backends(app, common, action);
   add_bench(app, common, action);
   add_probe(app, common, action);

@@ -31,6 +31,7 @@ SOURCE = os.path.abspath(sys.argv[2])
 GOLDENS = os.path.join(SOURCE, "datasets", "goldens")
 SMALL = os.path.join(GOLDENS, "fa3", "d64_full_s64_normal.h5")
 LATE = os.path.join(GOLDENS, "fa3", "d128_full_s128_late.h5")
+PEAKY = os.path.join(GOLDENS, "fa3", "d128_causal_s256_peaky.h5")
 TIES = os.path.join(GOLDENS, "fa3", "d128_causal_s256_ties.h5")
 PACKED = os.path.join(GOLDENS, "fa3", "d128_causal_varlen3_normal.h5")
 GROUPED = os.path.join(GOLDENS, "fa3", "d128_full_gqa4x2_s128_late.h5")
@@ -126,7 +127,7 @@ class BadUsage(Case):
 
     def test_help_and_version_are_no_errors(self):
         for arguments in (["--help"], ["--version"]) + tuple([[c, "--help"] for c in
-                          ("info", "generate", "run", "compare", "verify", "witness", "diagnose", "remedies", "backends")]):
+                          ("info", "generate", "run", "compare", "verify", "witness", "diagnose", "remedies", "backends", "sites")]):
             code, out, err = run(*arguments)
             self.assertEqual((code, err), (0, ""))
             self.assertTrue(out)
@@ -479,7 +480,7 @@ class Commands(Case):
         for arguments in (["diagnose", "c.h5"], ["diagnose", "d.h5"], ["diagnose", "c.h5", "d.h5"],
                           ["diagnose", "c.h5", "--rows", "3:4,100-103"], ["info", "c.h5"], ["verify", "c.h5"],
                           ["witness", "c.h5"], ["witness", "c.h5", "d.h5"],
-                          ["compare", "c.h5", "-a", "fa3", "-b", "fp32"], ["backends"],
+                          ["compare", "c.h5", "-a", "fa3", "-b", "fp32"], ["backends"], ["sites"],
                           ["remedies", "c.h5", "--experimental"]):
             code, out, _ = run(*arguments, cwd=self.folder)
             self.assertIn(code, (0, 1))
@@ -838,6 +839,37 @@ class Json(Case):
         made = self.json("generate", self.path("a.h5"), "--seqlen", "16", "--dim", "64")
         self.assertEqual(made["q"], [1, 16, 1, 64])
 
+    def test_sites(self):
+        sites = self.json("sites")["sites"]
+        names = [s["name"] for s in sites]
+        self.assertEqual(len(names), len(set(names)))
+        self.assertEqual(names.index("dpsum_o_cast"), names.index("o_cast") + 1)
+        self.assertEqual({s["pass"] for s in sites}, {"forward", "backward"})
+        table = self.good("sites")
+        for name in names:
+            self.assertRegex(table, rf"(?m)^{name} ")
+
+    def test_exact_sites_of_a_backend(self):
+        path = self.input(SMALL)
+        # The last cast, left out, is made when the result is stored.
+        report = self.json("compare", path, "-a", "fa3", "-b", "fa3+exact:dv_cast")
+        self.assertTrue(report["equal"], "dV before its cast, rounded to BF16 for storing, is dV")
+        report = self.json("compare", path, "-a", "fa3", "-b", "fa3+exact:ds_cast", code=1)
+        moved = {t["tensor"] for t in report["comparisons"][0]["tensors"]
+                 if t.get("differing_bits", 0) > 0}  # intermediates are not what this backend keeps
+        self.assertEqual(moved, {"dq", "dk"})
+        # Every site exact is the truth, up to the rounding of what is stored.
+        self.good("run", path, "-b", "fa3+exact:all", "-o", self.path("exact.h5"))
+        self.good("run", path, "-b", "reference", "--quiet", "-o", self.path("truth.h5"))
+        with h5py.File(self.path("exact.h5")) as a, h5py.File(self.path("truth.h5")) as b:
+            for name in ("out", "dq", "dk", "dv"):
+                differing = np.count_nonzero(words(a[name]) != words(b[name]))
+                self.assertLessEqual(differing, 2, name)
+        for name, says in (("fa3+exact:", "''"), ("fa3+exact:nowhere", "nowhere"), ("fa3+exact:o_cast,o_cast", "twice"),
+                           ("fp32+exact:o_cast", "only fa3"), ("fa3+fp32+exact:o_cast", "no rounding sites"),
+                           ("fa3+exact:o_cast+exact:lse", "twice")):
+            self.refused("compare", path, "-a", "fa3", "-b", name, says=says)
+
     def test_verify_compare_run(self):
         path = self.input(SMALL)
         report = self.json("verify", path)
@@ -904,6 +936,64 @@ class Json(Case):
         worst = self.json("diagnose", path, "--rows", "2")["captures"][0]
         self.assertEqual(worst["rows"], whole[:2])
         self.assertNotIn("dk", worst["errors"])
+
+
+class Blame(Case):
+    def shares(self, tensor):
+        """Fair shares by site, those of the others under None; they make 1."""
+        shares = {s["site"]: s["fair"] for s in tensor["sites"] if s["fair"] is not None}
+        shares[None] = tensor["others"]["fair"]
+        self.assertAlmostEqual(sum(shares.values()), 1, 9)
+        return shares
+
+    def test_late(self):
+        path = self.input(LATE)
+        out = self.path("out.h5")
+        one = self.json("diagnose", path, "-o", out)["captures"][0]
+        blame = one["blame"]
+        self.assertTrue(blame["whole"])
+        self.assertEqual(blame["rows_looked_at"], 128)
+        self.assertLess(blame["left_over"], 1e-4)
+        dq = self.shares(blame["tensors"]["dq"])
+        self.assertEqual(max(dq, key=dq.get), "dpsum_o_cast")
+        self.assertAlmostEqual(blame["tensors"]["dq"]["relative_error"], one["errors"]["dq"]["stored"], 6)
+        with h5py.File(out) as f:
+            group = f["findings/blame"]
+            sites = group.attrs["sites"]
+            sites = (sites.decode() if isinstance(sites, bytes) else sites).split(",")
+            self.assertEqual(sites, [s["name"] for s in self.json("sites")["sites"]])
+            fair = group["heads/dq/fair"][()]
+            self.assertEqual(fair.shape, (1, len(sites)))
+            self.assertAlmostEqual(fair[0, sites.index("dpsum_o_cast")], dq["dpsum_o_cast"], 12)
+            self.assertTrue(np.isnan(fair[0, sites.index("dv_cast")]))
+            self.assertEqual(group["worst_rows/place"].shape, (8, 3))
+        text = self.good("diagnose", path)
+        self.assertRegex(text, r"Largest cause: dpsum_o_cast, .*")
+        self.assertIn("BLAME", text)
+
+    def test_how_much(self):
+        path = self.path("long.h5")
+        self.good("generate", path, "--regime", "late", "--seqlen", "1500", "--heads", "2:1", "--dim", "64", "--quiet")
+        part = self.json("diagnose", self.watch(path), "--rows", "1:3-4,0:900-901")["captures"][0]["blame"]
+        self.assertFalse(part["whole"])
+        self.assertEqual(part["rows_looked_at"], 4)
+        self.assertEqual({r["i"] for r in part["rows"]}, {3, 4, 900, 901})
+        none = self.json("diagnose", self.input(SMALL), "--blame", "none")["captures"][0]
+        self.assertNotIn("blame", none)
+        two = [self.input(SMALL, "a.h5"), self.input(LATE, "b.h5")]
+        self.assertNotIn("blame", self.json("diagnose", *two)["captures"][0])
+        for one in self.json("diagnose", *two, "--blame", "worst")["captures"]:
+            self.shares(one["blame"]["tensors"]["dk"])
+        self.refused("diagnose", SMALL, "--blame", "some", says="blame")
+
+    def test_a_remedied_kernel(self):
+        # In peaky most of dQ's error comes through D's rounded O (docs/remedies.md).
+        plain = self.json("diagnose", self.input(PEAKY))["captures"][0]["blame"]
+        remedied = self.json("diagnose", self.input(PEAKY, "o.h5"), "-b", "fa3+o-residual")["captures"][0]["blame"]
+        self.assertGreater(self.shares(plain["tensors"]["dq"])["dpsum_o_cast"], 0.5)
+        self.assertEqual(remedied["kernel"], "fa3+o-residual")
+        self.assertLess(remedied["tensors"]["dq"]["error"], 0.5 * plain["tensors"]["dq"]["error"])
+        self.assertLess(self.shares(remedied["tensors"]["dq"]).get("dpsum_o_cast", 0), 0.05)
 
 
 class Findings(Case):
@@ -1163,18 +1253,22 @@ class Interrupt(Case):
 
 class Documents(Case):
     def test_every_finding_and_json_key_is_documented(self):
-        with open(os.path.join(SOURCE, "docs", "diagnose.md")) as f:
-            page = f.read()
+        page = ""
+        for name in ("diagnose.md", "blame.md"):
+            with open(os.path.join(SOURCE, "docs", name)) as f:
+                page += f.read()
         out = self.path("out.h5")
         one = self.json("diagnose", self.input(GROUPED), "-o", out)["captures"][0]
         names = []
         with h5py.File(out) as f:
             f["findings"].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) and
                                      "description" in item.attrs else None)
-            names += list(f["findings"].attrs)
+            names += list(f["findings"].attrs) + list(f["findings/blame"].attrs)
         self.assertGreater(len(names), 20)
         for name in names:
-            self.assertIn("`" + re.sub(r"relative_error_(out|dq|dk|dv)", "relative_error_TENSOR", name) + "`", page)
+            name = re.sub(r"relative_error_(out|dq|dk|dv)", "relative_error_TENSOR", name)
+            name = re.sub(r"blame/heads/\w+/", "blame/heads/TENSOR/", name)
+            self.assertIn("`" + name + "`", page)
 
         def keys(value):
             if isinstance(value, dict):
