@@ -25,6 +25,28 @@ class CallArguments:
     kernel: str = ""
     obstacle: str = ""
     attributes: dict = field(default_factory=dict)
+    #: Arguments that hold several of q, k and v, by a name that spells them: {"qkv": tensor} or {"kv": tensor}; q, k and v are views of them.
+    packed: dict = field(default_factory=dict)
+    #: Query heads of a qkv whose heads stand in a row (q, then k, then v); 0: an axis before the heads tells q, k and v apart.
+    packed_heads_q: int = 0
+
+    def sources(self):
+        """The tensors among the arguments, by the names they hold."""
+        inside = "".join(self.packed)
+        return {name: getattr(self, name) for name in "qkv" if name not in inside} | self.packed
+
+    def parts(self, name, x):
+        """What a source, or its gradient, holds of q, k and v."""
+        if len(name) == 1:
+            return {name: x}
+        return dict(zip(name, _unpacked(x, self.packed_heads_q)))
+
+
+def _unpacked(x, heads_q=0):
+    if not heads_q:
+        return x.unbind(-3)
+    heads_kv = (x.shape[-2] - heads_q) // 2
+    return x.split([heads_q, heads_kv, heads_kv], -2)
 
 
 def _scale(given, q):
@@ -84,10 +106,21 @@ def bound_arguments(function, args, kwargs):
 
 
 def flash_attention(function, args, kwargs):
-    """flash_attn_func and flash_attn_varlen_func of FlashAttention-2 and -3; tensors [B,S,H,D], or [total,H,D] with cu_seqlens."""
+    """flash_attn_func and its varlen, qkvpacked and kvpacked forms in FlashAttention-2 and -3; tensors [B,S,H,D], or [total,H,D] with cu_seqlens.
+
+    A packed qkv is [B,S,3,H,D] or [total,3,H,D], or in FlashAttention-3, with num_heads_q, [B,S,HQ+2*HK,D]; kv is [B,S,2,H,D] or [total,2,H,D].
+    """
     a = bound_arguments(function, args, kwargs)
-    packed = "cu_seqlens_q" in a
+    varlen = "cu_seqlens_q" in a or "cu_seqlens" in a
     third = "num_splits" in a or "attention_chunk" in a
+    heads_q = a.get("num_heads_q") or 0
+    packed = {name: a[name] for name in ("qkv", "kv") if name in a}
+    if "qkv" in a:
+        q, k, v = _unpacked(a["qkv"].detach(), heads_q)
+    elif "kv" in a:
+        q, (k, v) = a["q"], _unpacked(a["kv"].detach())
+    else:
+        q, k, v = a["q"], a["k"], a["v"]
     obstacle = ""
     for name in ("alibi_slopes", "block_table", "page_table", "qv", "seqused_q", "seqused_k", "learnable_sink"):
         if a.get(name) is not None:
@@ -98,9 +131,9 @@ def flash_attention(function, args, kwargs):
         obstacle = f"attention_chunk is {a['attention_chunk']}"
     window = a.get("window_size") or (-1, -1)
     return CallArguments(
-        a["q"], a["k"], a["v"], layout="THD" if packed else "BSHD", softmax_scale=_scale(a.get("softmax_scale"), a["q"]),
+        q, k, v, layout="THD" if varlen else "BSHD", softmax_scale=_scale(a.get("softmax_scale"), q),
         causal=bool(a.get("causal", False)), window=tuple(-1 if w is None else int(w) for w in window),
         softcap=float(a.get("softcap") or 0.0), deterministic=bool(a.get("deterministic", False)),
-        cu_seqlens_q=a.get("cu_seqlens_q"), cu_seqlens_k=a.get("cu_seqlens_k"),
-        kernel="flash-attention-3" if third else "flash-attention-2", obstacle=obstacle,
+        cu_seqlens_q=a.get("cu_seqlens_q", a.get("cu_seqlens")), cu_seqlens_k=a.get("cu_seqlens_k", a.get("cu_seqlens")),
+        kernel="flash-attention-3" if third else "flash-attention-2", obstacle=obstacle, packed=packed, packed_heads_q=heads_q,
     )  # fmt: skip

@@ -33,7 +33,7 @@ _FUSED = {
 }
 # FlashAttention-2 and -3 as (module, names of its distribution).
 _PACKAGES = (("flash_attn", ("flash_attn",)), ("flash_attn_interface", ("flash_attn_3", "fa3")))
-_FUNCTIONS = ("flash_attn_func", "flash_attn_varlen_func")
+_FUNCTIONS = tuple(f"flash_attn_{form}func" for form in ("", "varlen_", "qkvpacked_", "kvpacked_", "varlen_qkvpacked_", "varlen_kvpacked_"))
 _COMPILED = (
     "attention inside torch.compile cannot be recorded: its calls are fused into compiled code, and taking them out would change the "
     "step. Record the uncompiled model (model._orig_mod, or TORCH_COMPILE_DISABLE=1)"
@@ -482,23 +482,22 @@ class Recording:
     def _watched(self, call, original, read, version, args, kwargs):
         try:
             given = read(original, args, kwargs)
-        except (CaptureRefused, TypeError) as why:
+        except (CaptureRefused, TypeError, ValueError, IndexError, RuntimeError) as why:
             # The function itself will say what is wrong with its arguments.
             self.recorder.refuse(call, str(why))
             return original(*args, **kwargs)
-        views = {}
+        views, sources = {}, given.sources()
         if torch.is_grad_enabled():
             # Views that nothing else uses, so that their gradients are those of this call alone. Made in the order v, k, q: autograd runs what
             # was made last first, so where one tensor is q, k and v at once their gradients are added in the order of an unwatched step.
             with _disable_current_modes():
-                for name in ("v", "k", "q"):
-                    tensor = getattr(given, name)
+                for name, tensor in reversed(sources.items()):
                     if tensor.requires_grad:
                         views[name] = tensor.view_as(tensor)
-        replaced = {id(getattr(given, name)): [] for name in views}
-        for name in ("q", "k", "v"):
+        replaced = {id(sources[name]): [] for name in views}
+        for name in sources:
             if name in views:
-                replaced[id(getattr(given, name))].append(views[name])
+                replaced[id(sources[name])].append(views[name])
 
         def take(x):
             # q, k and v come in this order among the arguments, by position and by name.
@@ -560,7 +559,7 @@ class Recording:
             call.statistics |= figures.forward_statistics(_TorchMath, **four, lse=lse, softmax_scale=given.softmax_scale)
         if not views or not isinstance(out, torch.Tensor) or not out.requires_grad:
             return
-        state.expected = set(views)
+        state.expected = set("".join(views))
         if call.wants_statistics:
             # Under activation checkpointing what the call was given is made again before its gradients: holding on to it would undo the saving.
             if _saved_elsewhere():
@@ -569,7 +568,7 @@ class Recording:
                 state.live = live
         out.register_hook(functools.partial(self._gradient, call, "dout"))
         for name, view in views.items():
-            view.register_hook(functools.partial(self._gradient, call, "d" + name))
+            view.register_hook(functools.partial(self._gradients, call, functools.partial(given.parts, name)))
 
     @staticmethod
     def _four_axes(x):
@@ -639,6 +638,10 @@ class Recording:
         call.tensors[name] = host
         if part.is_cuda and not call.sources:
             call.sources.append(part.new_empty(0))  # the device to wait for, and nothing that holds memory
+
+    def _gradients(self, call, parts, gradient):
+        for name, part in parts(gradient.detach()).items():
+            self._gradient(call, "d" + name, part)
 
     def _gradient(self, call, name, gradient):
         state = call.state

@@ -6,6 +6,7 @@ Runs on the CPU, and with PyTorch's fused CUDA kernels too where a GPU is found.
 packages. PROGRAM may be "": then captures are not given to bitattn. Ends with 77 (skipped) where PyTorch 2 or h5py is not installed.
 """
 
+import contextlib
 import glob
 import importlib
 import json
@@ -437,14 +438,48 @@ def flash3(q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k
     return _flash(q, k, v, softmax_scale, causal)
 
 
+def flash2_qkv(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+               return_attn_probs=False):  # fmt: skip
+    return _flash(*qkv.unbind(2), softmax_scale, causal)[0]
+
+
+def flash2_kv(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+              return_attn_probs=False):  # fmt: skip
+    return _flash(q, *kv.unbind(2), softmax_scale, causal)[0]
+
+
+def flash2_packed_qkv(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
+                      alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
+    return _flash(*qkv.unbind(1), softmax_scale, causal, cu_seqlens)[0]
+
+
+def flash2_packed_kv(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None, causal=False,
+                     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
+    return _flash(q, *kv.unbind(1), softmax_scale, causal, cu_seqlens_q)[0]
+
+
+def flash3_qkv(qkv, softmax_scale=None, causal=False, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1), attention_chunk=0,
+               softcap=0.0, deterministic=False, num_heads_q=None, sm_margin=0):  # fmt: skip
+    heads = (qkv.shape[2] - num_heads_q) // 2 if num_heads_q else 0
+    parts = qkv.split([num_heads_q, heads, heads], 2) if num_heads_q else qkv.unbind(2)
+    return _flash(*parts, softmax_scale, causal)[0]
+
+
 class FlashAttention(Case):
     """Stand-ins of the packages' signatures, found where programs keep them."""
 
     def setUp(self):
         super().setUp()
         for name, functions in (
-            ("flash_attn", {"flash_attn_func": flash2, "flash_attn_varlen_func": flash2_packed}),
-            ("flash_attn_interface", {"flash_attn_func": flash3}),
+            (
+                "flash_attn",
+                {
+                    "flash_attn_func": flash2, "flash_attn_varlen_func": flash2_packed, "flash_attn_qkvpacked_func": flash2_qkv,
+                    "flash_attn_kvpacked_func": flash2_kv, "flash_attn_varlen_qkvpacked_func": flash2_packed_qkv,
+                    "flash_attn_varlen_kvpacked_func": flash2_packed_kv,
+                },
+            ),
+            ("flash_attn_interface", {"flash_attn_func": flash3, "flash_attn_qkvpacked_func": flash3_qkv}),
         ):
             module = types.ModuleType(name)
             module.__spec__ = importlib.machinery.ModuleSpec(name, None)
@@ -510,6 +545,42 @@ class FlashAttention(Case):
                 self.assertEqual(t["dk"].tobytes(), to_words(x[1].grad[10:]).tobytes())
                 self.assertEqual((t["cu_seqlens_q"].tolist(), t["lse"].shape, attributes["launch_batch"]), ([0, 30], (2, 30), 2))
             self.accepted()
+
+    def test_q_k_and_v_in_one_tensor(self):
+        """What a packed argument holds is recorded as q, k and v, its gradient as dq, dk and dv, and the gradient has the bits of an unwatched step."""
+        offsets = torch.tensor([0, 10, 40], dtype=torch.int32)
+        cases = [("flash_attn", f"flash_attn_{name}packed_func", (2, 24), (), n, {}) for name, n in (("qkv", 3), ("kv", 2))]
+        cases += [("flash_attn", "flash_attn_varlen_qkvpacked_func", (40,), (offsets, 30), 3, {})]
+        cases += [("flash_attn", "flash_attn_varlen_kvpacked_func", (40,), (offsets, offsets, 30, 30), 2, {})]
+        cases += [("flash_attn_interface", "flash_attn_qkvpacked_func", (2, 24), (), 3, {})]
+        cases += [("flash_attn_interface", "flash_attn_qkvpacked_func", (2, 24), (), 6, {"num_heads_q": 2})]
+        for module, function, tokens, rest, parts, options in cases:
+            with self.subTest(function=f"{module}.{function}", **options):
+                in_a_row = bool(options)
+                shape = (*tokens, parts, 64) if in_a_row else (*tokens, parts, 2, 64)
+                packed = torch.randn(*shape, dtype=torch.bfloat16)
+                given = {"qkv" if parts != 2 else "kv": packed}
+                if parts == 2:
+                    given = {"q": torch.randn(*tokens, 2, 64, dtype=torch.bfloat16)} | given
+                gradients = []
+                for watched in (False, True):
+                    x = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
+                    with record(self.folder, steps="all") if watched else contextlib.nullcontext():
+                        out = getattr(sys.modules[module], function)(*x.values(), *rest, causal=True, **options)
+                        out.float().square().sum().backward()
+                    gradients.append(x)
+                for name, tensor in gradients[0].items():
+                    self.assertTrue(torch.equal(tensor.grad.view(torch.int16), gradients[1][name].grad.view(torch.int16)))
+                t, attributes = load(os.path.join(self.folder, "step_000000_rank_0000.h5"), "step_000000/attention")
+                self.assertEqual(attributes["kernel"], "flash-attention-3" if module == "flash_attn_interface" else "flash-attention-2")
+                self.assertEqual(attributes["causal"], 1)
+                for name, tensor in gradients[1].items():
+                    split = (lambda x: x.split(2, -2)) if in_a_row else (lambda x: x.unbind(-3)) if len(name) > 1 else (lambda x: [x])
+                    for part, value, gradient in zip(name, split(tensor), split(tensor.grad)):
+                        self.assertEqual(t[part].tobytes(), to_words(value).tobytes(), part)
+                        self.assertEqual(t["d" + part].tobytes(), to_words(gradient).tobytes(), part)
+                self.assertEqual("cu_seqlens_q" in t, bool(rest))
+                self.accepted()
 
     def test_an_operator_gives_its_lse(self):
         """Newer packages register their kernels as operators; the lse is taken from there, though the function does not return it."""
