@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli/table.hpp"
 
 namespace bitattn::cli {
@@ -145,6 +147,14 @@ Json comparison_json(const audit::Comparison& comparison) {
           {"elements", comparison.elements()},
           {"differing_bits", comparison.differing()},
           {"tensors", tensors}};
+}
+
+bool verified(const audit::Comparison& comparison) {
+  return comparison.equal() &&
+         std::none_of(comparison.tensors.begin(), comparison.tensors.end(),
+                      [](const audit::TensorComparison& t) {
+                        return t.verdict == audit::TensorVerdict::only_in_a;  // a: recorded
+                      });
 }
 
 }  // namespace bitattn::cli

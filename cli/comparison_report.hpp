@@ -13,5 +13,7 @@ std::string comparison_table(const audit::Comparison& comparison, Layout layout)
 /// "equal: 8 tensors, 86,464 elements" or "12 of 86,464 elements differ (dq 12)".
 std::string comparison_verdict(const audit::Comparison& comparison);
 Json comparison_json(const audit::Comparison& comparison);
+/// With what was recorded as a: every recorded tensor was compared, and every bit compared is equal.
+bool verified(const audit::Comparison& comparison);
 
 }  // namespace bitattn::cli

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 
 #include "audit/compare.hpp"
@@ -23,15 +22,6 @@ struct Options {
   std::vector<std::string> files;
   std::string backend = "fa3";
 };
-
-/// Every recorded tensor was compared, and every bit compared is equal.
-bool verified(const audit::Comparison& comparison) {
-  return comparison.equal() &&
-         std::none_of(comparison.tensors.begin(), comparison.tensors.end(),
-                      [](const audit::TensorComparison& t) {
-                        return t.verdict == audit::TensorVerdict::only_in_a;  // a: recorded
-                      });
-}
 
 int run(const Options& options, const CommonOptions& common) {
   const std::unique_ptr<Backend> backend = make_backend(options.backend);

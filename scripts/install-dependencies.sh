@@ -6,6 +6,7 @@ packages=(
   build-essential cmake ninja-build pkg-config      # 12.9, 3.25, 1.11, 1.8
   libhdf5-dev libdeflate-dev                        # 1.10.8, 1.14
   libmpfr-dev libgmp-dev libboost1.81-dev           # 4.2.0, 6.2.1, 1.81
+  python3-dev pybind11-dev                          # 3.11, 2.10: the Python module
   libzip-dev                                        # 1.7: .npz
   libtbb-dev libhwy-dev                             # oneTBB 2021.8, Highway 1.0.3
   libcli11-dev libfmt-dev nlohmann-json3-dev        # 2.1.2, 9.1, 3.11.2
