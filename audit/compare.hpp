@@ -73,7 +73,12 @@ Comparison compare_results(const std::string& capture, const Problem& problem, c
 std::uint64_t ulps_between_fp32(std::uint32_t a, std::uint32_t b);
 std::uint64_t ulps_between_bf16(std::uint16_t a, std::uint16_t b);
 
-/// Which inputs of two problems differ: "" if none do, else a clear line ("q: 3 of 4096 elements differ").
+/// q, k, v and dout of two problems of the same shapes.
+std::vector<TensorComparison> compare_inputs(const Problem& a, const Problem& b);
+
+/// In what two problems are not the same but for the elements of their tensors: layout, scale, mask, softcap,
+/// lengths, shapes. "" if in nothing, else a clear line ("softcap is 15 against 0"). A dout that only one has
+/// is none.
 std::string problem_difference(const Problem& a, const Problem& b);
 
 }  // namespace bitattn::audit

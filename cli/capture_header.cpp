@@ -9,8 +9,6 @@
 
 namespace bitattn::cli {
 
-namespace {
-
 std::string kernel_text(const Problem& problem) {
   std::string text = printable(problem.text("kernel", "not named"));
   const std::string version = printable(problem.text("kernel_version"));
@@ -19,6 +17,8 @@ std::string kernel_text(const Problem& problem) {
   if (!device.empty()) text += " on " + device;
   return text;
 }
+
+namespace {
 
 std::string shape_line(const Problem& p) {
   const bool packed = p.layout == Layout::thd;

@@ -19,6 +19,9 @@ Json capture_json(const Capture& capture, const audit::InputSummary& inputs);
 std::string specials_text(const std::vector<audit::SpecialValues>& specials, Layout layout);
 Json specials_json(const std::vector<audit::SpecialValues>& specials);
 
+/// "flash-attention-3 (0251105a, nvcc 13.0.88) on NVIDIA H200", as the capture says.
+std::string kernel_text(const Problem& problem);
+
 /// Names of the tensors that a result holds.
 std::vector<std::string> tensor_names(const Result& result);
 

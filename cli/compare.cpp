@@ -1,18 +1,22 @@
-// bitattn compare: two backends on one problem, or two recorded files of the same problems, tensor by tensor.
+// bitattn compare: two backends on one problem, tensor by tensor, or two recorded runs to where they part.
 
 #include "audit/compare.hpp"
 
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <map>
 #include <memory>
+#include <optional>
 
+#include "audit/identify.hpp"
+#include "audit/parting.hpp"
 #include "backends/backend.hpp"
+#include "cli/capture_header.hpp"
 #include "cli/capture_list.hpp"
 #include "cli/command.hpp"
 #include "cli/comparison_report.hpp"
 #include "cli/output.hpp"
+#include "cli/parting_report.hpp"
 #include "cli/progress.hpp"
 #include "cli/table.hpp"
 #include "datasets/error.hpp"
@@ -26,6 +30,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::vector<std::string> files;
   std::string a, b;
+  bool no_identify = false;
 };
 
 /// What has been compared so far, and how it is shown.
@@ -81,107 +86,89 @@ int compare_backends(const Options& options, const CommonOptions& common) {
   return report.finish(failed);
 }
 
-/// Captures of a file by group ("" for the root).
-std::map<std::string, std::string> captures_by_group(const std::string& name) {
-  std::map<std::string, std::string> captures;
-  for (const std::string& capture : list_captures(name))
-    captures[parse_capture_name(capture).group] = capture;
+/// The captures of a run: a file (all of it or a group) or a folder.
+std::vector<audit::RunCapture> captures_of_run(const std::string& run) {
+  const bool folder = fs::is_directory(run);
+  std::vector<audit::RunCapture> captures;
+  for (const std::string& file : expand_folders({run})) {
+    // Captures that say neither step nor layer are told apart by where they lie in their run.
+    const std::string inside = folder ? fs::relative(file, run).string() : "";
+    for (ListedCapture& listed : list_attributes(file)) {
+      const std::string place = inside.empty()        ? listed.group
+                                : listed.group == "/" ? inside
+                                                      : inside + ":" + listed.group;
+      captures.push_back(
+          {listed.name, audit::moment_of(listed.attributes, listed.name, listed.group, place)});
+    }
+  }
   return captures;
 }
 
-void compare_recorded(const std::string& first, const std::string& second, Report& report) {
-  const auto in_a = captures_by_group(first);
-  const auto in_b = captures_by_group(second);
-  std::vector<std::pair<std::string, std::string>> pairs;
-  if (in_a.size() == 1 && in_b.size() == 1) {
-    pairs.emplace_back(in_a.begin()->second, in_b.begin()->second);
-  } else {
-    for (const auto& [group, name] : in_a) {
-      const auto found = in_b.find(group);
-      if (found == in_b.end())
-        throw InputError(second + ": has no capture " + (group.empty() ? "/" : group) + ", which " + first +
-                         " has");
-      pairs.emplace_back(name, found->second);
-    }
-    for (const auto& [group, name] : in_b) {
-      if (!in_a.contains(group))
-        throw InputError(first + ": has no capture " + (group.empty() ? "/" : group) + ", which " + second +
-                         " has");
-    }
+FollowedKernel identified(const Capture& capture, Progress& progress) {
+  FollowedKernel kernel;
+  kernel.kernel = kernel_text(capture.problem);
+  progress.subject(capture.name);
+  audit::IdentifyOptions how;
+  how.progress = [&](const std::string& what, double share) { progress.update(what, share); };
+  try {
+    kernel.found = audit::identify(capture, how);
+  } catch (const InputError& error) {
+    kernel.refused = error.what();
   }
-  for (const auto& [name_a, name_b] : pairs) {
-    const Capture a = read_capture(name_a);
-    const Capture b = read_capture(name_b);
-    for (const Capture* capture : {&a, &b}) {
-      if (!capture->has_recorded())
-        throw InputError(capture->name + ": holds no recorded outputs to compare");
-    }
-    const std::string difference = audit::problem_difference(a.problem, b.problem);
-    if (!difference.empty())
-      throw InputError(name_a + " and " + name_b + " are not the same problem: " + difference);
-    Result first_result = a.recorded;
-    Result second_result = b.recorded;
-    first_result.backend = second_result.backend = "recorded";
-    audit::Comparison comparison =
-        audit::compare_results(name_a + " against " + name_b, a.problem, first_result, second_result);
-    comparison.a = "a";
-    comparison.b = "b";
-    report.add(comparison, a.problem.layout);
-  }
+  return kernel;
 }
 
-/// Two files, or two folders whose files bear the same names.
-int compare_files(const Options& options, const CommonOptions& common) {
-  Report report(common);
-  const std::string& first = options.files[0];
-  const std::string& second = options.files[1];
-  if (!fs::is_directory(first) && !fs::is_directory(second)) {
-    compare_recorded(first, second, report);
-    return report.finish(0);
+int compare_two_runs(const Options& options, const CommonOptions& common) {
+  const std::string& a = options.files[0];
+  const std::string& b = options.files[1];
+  const audit::PairedRuns paired = audit::pair_runs(a, captures_of_run(a), b, captures_of_run(b));
+  Progress progress(common.quiet);
+  std::size_t read = 0;
+  const audit::ComparedRuns runs =
+      audit::compare_runs(paired, !options.no_identify, [&](const std::string& name) {
+        progress.subject(name);
+        progress.update("comparing",
+                        static_cast<double>(read++) / static_cast<double>(2 * paired.pairs.size()));
+        return read_capture(name);
+      });
+  std::optional<FollowedKernels> followed;
+  if (runs.first_a) followed = {identified(*runs.first_a, progress), identified(*runs.first_b, progress)};
+  progress.clear();
+  if (common.json) {
+    print_json(parting_json(runs, followed));
+  } else {
+    print(parting_report(runs, followed));
   }
-  if (!fs::is_directory(first) || !fs::is_directory(second)) {
-    throw InputError("compare takes two files or two folders, found one of each: " + first + ", " + second);
-  }
-  std::size_t failed = 0;
-  for (const std::string& name : expand_folders({first})) {
-    try {
-      compare_recorded(name, (fs::path(second) / fs::relative(name, first)).string(), report);
-    } catch (const InputError& error) {
-      warn(error.what());
-      ++failed;
-    }
-  }
-  for (const std::string& name : expand_folders({second})) {
-    const fs::path twin = fs::path(first) / fs::relative(name, second);
-    if (fs::exists(twin)) continue;
-    warn(twin.string() + ": does not exist, but " + name + " does");
-    ++failed;
-  }
-  return report.finish(failed);
+  return runs.equal() ? kHolds : kDoesNotHold;
 }
 
 int run(const Options& options, const CommonOptions& common) {
   if (!options.a.empty() && !options.b.empty()) return compare_backends(options, common);
   if (!options.a.empty() || !options.b.empty()) {
-    throw InputError("compare takes both -a and -b for two backends, or neither for two files");
+    throw InputError("compare takes both -a and -b for two backends, or neither for two runs");
   }
   if (options.files.size() != 2) {
-    throw InputError("compare takes -a BACKEND -b BACKEND, or two files; found " +
+    throw InputError("compare takes -a BACKEND -b BACKEND, or two files or folders; found " +
                      counted(options.files.size(), "file") + " and no backend");
   }
-  return compare_files(options, common);
+  return compare_two_runs(options, common);
 }
 
 }  // namespace
 
 void add_compare(CLI::App& app, CommonOptions& common, Action& action) {
-  CLI::App* command = app.add_subcommand(
-      "compare", "Two backends on one problem, or two recorded files, bit by bit; exit 1 if a bit differs");
+  CLI::App* command = app.add_subcommand("compare",
+                                         "Two backends on one problem, or two recorded runs to where they "
+                                         "part, bit by bit; exit 1 if a bit differs");
   add_common_options(*command, common);
   const auto options = std::make_shared<Options>();
-  command->add_option("files", options->files, "FILE with -a and -b, or A.h5 B.h5; folders too")->required();
+  command
+      ->add_option("files", options->files, "FILE with -a and -b, or two files or folders of captures: A B")
+      ->required();
   command->add_option("-a", options->a, "First backend (bitattn backends lists them)");
   command->add_option("-b", options->b, "Second backend");
+  command->add_flag("--no-identify", options->no_identify,
+                    "Two runs: do not look for the kernel that each follows where they part");
   command->callback(
       [options, &common, &action] { action = [options, &common] { return run(*options, common); }; });
 }

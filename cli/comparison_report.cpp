@@ -28,13 +28,21 @@ std::string value_text(double value, std::uint32_t bits, bool bf16) {
   return fmt::format("{:.6g} (0x{:0{}x})", value, bits, bf16 ? 4 : 8);
 }
 
+}  // namespace
+
+std::string element_values(const audit::ElementPair& pair, bool bf16, const audit::Comparison& comparison) {
+  std::string text = fmt::format("{} {}, {} {}", comparison.a, value_text(pair.a, pair.a_bits, bf16),
+                                 comparison.b, value_text(pair.b, pair.b_bits, bf16));
+  if (pair.ulps != audit::kUlpsOfNan) text += fmt::format(", {} ulp", grouped(pair.ulps));
+  return text;
+}
+
+namespace {
+
 std::string pair_text(const char* which, const audit::ElementPair& pair, bool bf16, Layout layout,
                       const audit::Comparison& comparison) {
-  std::string text =
-      fmt::format("      {} at {}\n        {} {}, {} {}", which, pair.place.text(layout), comparison.a,
-                  value_text(pair.a, pair.a_bits, bf16), comparison.b, value_text(pair.b, pair.b_bits, bf16));
-  if (pair.ulps != audit::kUlpsOfNan) text += fmt::format(", {} ulp", grouped(pair.ulps));
-  return text + "\n";
+  return fmt::format("      {} at {}\n        {}\n", which, pair.place.text(layout),
+                     element_values(pair, bf16, comparison));
 }
 
 const char* verdict_name(TensorVerdict verdict) {
@@ -118,28 +126,30 @@ std::string comparison_verdict(const audit::Comparison& comparison) {
   return text;
 }
 
+Json tensor_json(const TensorComparison& t) {
+  Json json;
+  json["tensor"] = t.tensor;
+  json["verdict"] = verdict_name(t.verdict);
+  json["elements"] = t.elements;
+  if (compared(t)) {
+    json["equal_bits"] = t.equal_bits;
+    json["differing_bits"] = t.differing_bits;
+    json["equal_to_one_order"] = t.equal_in_one_order;
+    json["order_not_compared"] = t.order_not_compared;
+    json["not_written"] = t.not_written;
+    json["nan_differences"] = t.nan_differences;
+    json["largest_ulp_distance"] = t.largest_ulps;
+    json["relative_error"] = json_number(t.relative_error);
+    json["first"] = t.first ? pair_json(*t.first, t.bf16) : Json(nullptr);
+    json["worst"] = t.worst ? pair_json(*t.worst, t.bf16) : Json(nullptr);
+  }
+  if (!t.remark.empty()) json["remark"] = t.remark;
+  return json;
+}
+
 Json comparison_json(const audit::Comparison& comparison) {
   Json tensors = Json::array();
-  for (const TensorComparison& t : comparison.tensors) {
-    Json json;
-    json["tensor"] = t.tensor;
-    json["verdict"] = verdict_name(t.verdict);
-    json["elements"] = t.elements;
-    if (compared(t)) {
-      json["equal_bits"] = t.equal_bits;
-      json["differing_bits"] = t.differing_bits;
-      json["equal_to_one_order"] = t.equal_in_one_order;
-      json["order_not_compared"] = t.order_not_compared;
-      json["not_written"] = t.not_written;
-      json["nan_differences"] = t.nan_differences;
-      json["largest_ulp_distance"] = t.largest_ulps;
-      json["relative_error"] = json_number(t.relative_error);
-      json["first"] = t.first ? pair_json(*t.first, t.bf16) : Json(nullptr);
-      json["worst"] = t.worst ? pair_json(*t.worst, t.bf16) : Json(nullptr);
-    }
-    if (!t.remark.empty()) json["remark"] = t.remark;
-    tensors.push_back(std::move(json));
-  }
+  for (const TensorComparison& t : comparison.tensors) tensors.push_back(tensor_json(t));
   return {{"capture", comparison.capture},
           {"a", comparison.a},
           {"b", comparison.b},

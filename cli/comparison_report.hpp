@@ -12,6 +12,9 @@ namespace bitattn::cli {
 std::string comparison_table(const audit::Comparison& comparison, Layout layout);
 /// "equal: 8 tensors, 86,464 elements" or "12 of 86,464 elements differ (dq 12)".
 std::string comparison_verdict(const audit::Comparison& comparison);
+/// "recorded 0.5 (0x3f00), fa3 0.502 (0x3f01), 1 ulp": an element of a tensor, on both sides.
+std::string element_values(const audit::ElementPair& pair, bool bf16, const audit::Comparison& comparison);
+Json tensor_json(const audit::TensorComparison& tensor);
 Json comparison_json(const audit::Comparison& comparison);
 /// With what was recorded as a: every recorded tensor was compared, and every bit compared is equal.
 bool verified(const audit::Comparison& comparison);

@@ -58,6 +58,15 @@ std::vector<std::string> list_captures(const std::string& name) {
   return names;
 }
 
+std::vector<ListedCapture> list_attributes(const std::string& name) {
+  const auto [file, group] = parse_capture_name(name);
+  std::vector<ListedCapture> listed;
+  for (auto& [g, attributes] : attributes_in_child(file, group, {})) {
+    listed.push_back({full_name(file, g), g, std::move(attributes)});
+  }
+  return listed;
+}
+
 Capture read_capture(const std::string& name) {
   const auto [file, group] = parse_capture_name(name);
   return read_in_child(file, group.empty() ? "/" : group, {});

@@ -26,6 +26,15 @@ void probe_file(const std::string& path);
 /// InputError if there are none or the named group is none. A capture at the root is named plainly "FILE.h5".
 std::vector<std::string> list_captures(const std::string& name);
 
+/// A capture as a list has it: its full name, its group ("/" for the root), and the group's attributes.
+struct ListedCapture {
+  std::string name, group;
+  Attributes attributes;  ///< of one element each
+};
+/// All captures of a file, or the one named, in the order of their names. Of tensors only the names are
+/// looked at: read_capture checks the rest. Throws InputError as list_captures does.
+std::vector<ListedCapture> list_attributes(const std::string& name);
+
 /// Reads one capture, checked in full (types, shapes, attributes), in a child process.
 Capture read_capture(const std::string& name);
 

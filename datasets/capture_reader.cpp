@@ -637,6 +637,22 @@ void expect_capture_group(const std::string& path, const std::string& group) {
   if (held.count != 3) throw InputError(incomplete(path, group, held));
 }
 
+std::map<std::string, Attributes> capture_attributes(const std::string& path,
+                                                     const std::vector<std::string>& groups,
+                                                     const BeforeRead& before_read) {
+  const hdf5::LibraryLock lock;
+  const hdf5::QuietErrors quiet;
+  const Handle file = open_file(path);
+  std::map<std::string, Attributes> attributes;
+  for (const std::string& name : groups) {
+    if (before_read) before_read(0);
+    const Handle group(H5Gopen2(file.get(), name.c_str(), H5P_DEFAULT), H5Gclose);
+    if (!group) throw InputError(full_name(path, name) + ": group cannot be opened" + last_error());
+    attributes[name] = hdf5::read_attributes(group.get(), full_name(path, name)).single;
+  }
+  return attributes;
+}
+
 Capture read_capture_group(const std::string& path, const std::string& group, std::size_t largest_bytes,
                            const BeforeRead& before_read) {
   const hdf5::LibraryLock lock;

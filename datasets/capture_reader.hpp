@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,11 @@ std::vector<std::string> capture_groups(const std::string& path, const BeforeRea
 
 /// Does that group of the file exist and hold q, k and v? Throws InputError with the reason if not.
 void expect_capture_group(const std::string& path, const std::string& group);
+
+/// The attributes of one element of each of these groups of a file. Throws InputError.
+std::map<std::string, Attributes> capture_attributes(const std::string& path,
+                                                     const std::vector<std::string>& groups,
+                                                     const BeforeRead& before_read);
 
 /// One capture, checked in full. `largest_bytes` and more is refused before memory is taken. Throws
 /// InputError.

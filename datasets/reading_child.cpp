@@ -354,6 +354,29 @@ std::vector<std::string> check_in_child(const std::string& path, const std::stri
   return groups;
 }
 
+std::map<std::string, Attributes> attributes_in_child(const std::string& path, const std::string& group,
+                                                      const ChildLimits& limits) {
+  std::map<std::string, Attributes> attributes;
+  with_child(
+      path, limits,
+      [&](Child& child) {
+        std::vector<std::string> groups{group};
+        if (group.empty()) {
+          groups = capture_groups(path, child.announcer());
+        } else {
+          expect_capture_group(path, group);
+        }
+        std::map<std::string, Attributes> found = capture_attributes(path, groups, child.announcer());
+        wire::Sender sender(child);
+        wire::carry(sender, found);
+      },
+      [&](Parent& parent) {
+        wire::Receiver receiver(parent);
+        wire::carry(receiver, attributes);
+      });
+  return attributes;
+}
+
 Capture read_in_child(const std::string& path, const std::string& group, const ChildLimits& limits) {
   Capture capture;
   const std::string where = full_name(path, group);

@@ -4,6 +4,7 @@
 // opens the file itself.
 
 #include <cstddef>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,11 @@ struct ChildLimits {
 /// ours could hold (no iostreams, no oneTBB).
 std::vector<std::string> check_in_child(const std::string& path, const std::string& group,
                                         const ChildLimits& limits);
+
+/// The captures of a file, or the group named ("": all), and their attributes; reads no tensor. Throws
+/// InputError as above.
+std::map<std::string, Attributes> attributes_in_child(const std::string& path, const std::string& group,
+                                                      const ChildLimits& limits);
 
 /// One capture, read and checked by a child that was forked for it. Throws InputError as above.
 Capture read_in_child(const std::string& path, const std::string& group, const ChildLimits& limits);

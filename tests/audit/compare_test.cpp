@@ -265,12 +265,30 @@ TEST(ProblemDifference, NamesWhatDiffers) {
   EXPECT_EQ(audit::problem_difference(a, a), "");
   Problem b = a;
   b.k.data[3] = 0x8000;
-  EXPECT_EQ(audit::problem_difference(a, b), "k differs in 1 of 256 elements");
+  b.dout = {};
+  EXPECT_EQ(audit::problem_difference(a, b), "");
   b = a;
   b.softmax_scale = 0.5;
   EXPECT_EQ(audit::problem_difference(a, b), "softmax_scale is 0.125 against 0.5");
   b = test::blank({1, 5, 4, 1, 1, 64});
   EXPECT_EQ(audit::problem_difference(a, b), "q has shape [1, 4, 1, 64] against [1, 5, 1, 64]");
+}
+
+TEST(CompareInputs, CountsAndPlaces) {
+  const Problem a = test::blank({1, 4, 4, 1, 1, 64});
+  Problem b = a;
+  b.k.data[67] = 0x8000;
+  b.dout = {};
+  const std::vector<TensorComparison> inputs = audit::compare_inputs(a, b);
+  ASSERT_EQ(inputs.size(), 4U);
+  EXPECT_EQ(inputs[0].verdict, TensorVerdict::equal);
+  EXPECT_EQ(inputs[1].tensor, "k");
+  EXPECT_EQ(inputs[1].verdict, TensorVerdict::differs);
+  EXPECT_EQ(inputs[1].differing_bits, 1U);
+  EXPECT_EQ(inputs[1].first->place.row, 1U);
+  EXPECT_EQ(inputs[1].first->place.column, 3U);
+  EXPECT_TRUE(inputs[1].first->place.of_keys);
+  EXPECT_EQ(inputs[3].verdict, TensorVerdict::only_in_a);
 }
 
 // Head size 256 has no deterministic backward. With four key blocks a run of the real kernel is one order of

@@ -328,6 +328,30 @@ TEST(ListCaptures, RootCaptureHasThePlainName) {
   EXPECT_THAT(list_captures(path + ":/"), ElementsAre(path));
 }
 
+TEST(ListAttributes, GroupsAndTheirAttributesWithoutTheirTensors) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "a.h5";
+  Builder file(path);
+  file.capture("/", {});
+  file.capture("/h.9", {});
+  file.real("/h.9", "step", 7);
+  H5Ldelete(file.file(), "/h.9/k", H5P_DEFAULT);
+  file.group("/h.9/k");  // no tensor: to be refused by whoever reads it
+  file.close();
+  const std::vector<ListedCapture> listed = list_attributes(path);
+  ASSERT_EQ(listed.size(), 2U);
+  EXPECT_EQ(listed[0].name, path);
+  EXPECT_EQ(listed[0].group, "/");
+  EXPECT_EQ(listed[1].name, path + ":/h.9");
+  EXPECT_EQ(listed[1].group, "/h.9");
+  EXPECT_EQ(listed[1].attributes.at("step"), Attribute(7.0));
+  EXPECT_EQ(listed[0].attributes.count("step"), 0U);
+  EXPECT_THROW(read_capture(listed[1].name), InputError);
+  ASSERT_EQ(list_attributes(path + ":/h.9/").size(), 1U);
+  EXPECT_THROW(list_attributes(path + ":/h.8"), InputError);
+  EXPECT_THROW(list_attributes(folder / "none.h5"), InputError);
+}
+
 TEST(CaptureNames, FilesWhoseNamesHoldColons) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder / "x:");
