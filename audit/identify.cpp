@@ -676,7 +676,9 @@ Identification identify(const Capture& capture, const IdentifyOptions& options) 
   Identification found = Search(capture, options).run();
   const std::string kernel = capture.problem.text("kernel");
   const bool fits = found.verdict != Verdict::nothing_fits;
-  if (fits && !kernel.empty() && !kernel.starts_with("flash-attention-3")) {
+  const bool named =
+      kernel.starts_with("flash-attention-3") || (fits && kernel == "bitattn " + found.best->profile);
+  if (fits && !kernel.empty() && !named) {
     found.notes.push_back("The capture calls its kernel " + kernel +
                           ": on an input as small as this another library's bits may be the same.");
   }

@@ -58,7 +58,7 @@ audit::Comparison shown_comparison(const ComparedPair& pair) {
 
 std::string tensors_text(const ComparedPair& pair) {
   const audit::Comparison shown = shown_comparison(pair);
-  return shown.capture + "\n" +
+  return wrapped(printable(shown.capture, 8192), 0) +
          wrapped(fmt::format("{} against {}: {}", shown.a, shown.b, comparison_verdict(shown))) +
          comparison_table(shown, pair.layout);
 }
@@ -69,8 +69,8 @@ std::string first_text(const ComparedPair& pair, bool only_pair) {
   std::string text = "THE RUNS PART\n";
   if (pair.captures.moment.said || !only_pair) text += wrapped("at " + moment_text(pair.captures.moment));
   if (t.first) {
-    text += wrapped(fmt::format("tensor {} at {}: {}", t.tensor, t.first->place.text(pair.layout),
-                                element_values(*t.first, t.bf16, pair.results)));
+    text += wrapped(fmt::format("tensor {} at {}", t.tensor, t.first->place.text(pair.layout)));
+    text += wrapped(element_values(*t.first, t.bf16, pair.results), 4);
     text += wrapped(
         fmt::format("{} of its {} differ.", grouped(t.differing_bits), counted(t.elements, "element")));
   } else {
@@ -149,16 +149,15 @@ Json pair_json(const ComparedPair& pair) {
 }
 
 Json first_json(const ComparedPair& pair) {
+  const Parting& first = pair.partings.front();
   Json json = pair_json(pair);
+  json["tensor"] = tensor_json(first.tensor);
+  json["input"] = first.input;
+  json["pass"] = first.backward ? "backward" : "forward";
+  json["order_open"] = first.open_order;
+  json["meaning"] = meaning(first);
   json["differing"] = Json::array();
-  for (const Parting& p : pair.partings) {
-    Json tensor = tensor_json(p.tensor);
-    tensor["input"] = p.input;
-    tensor["pass"] = p.backward ? "backward" : "forward";
-    tensor["order_open"] = p.open_order;
-    json["differing"].push_back(std::move(tensor));
-  }
-  json["meaning"] = meaning(pair.partings.front());
+  for (const Parting& p : pair.partings) json["differing"].push_back(p.tensor.tensor);
   return json;
 }
 

@@ -270,6 +270,19 @@ TEST(ProblemDifference, NamesWhatDiffers) {
   b = a;
   b.softmax_scale = 0.5;
   EXPECT_EQ(audit::problem_difference(a, b), "softmax_scale is 0.125 against 0.5");
+  b = a;
+  b.window_right = 0;
+  EXPECT_EQ(audit::problem_difference(a, b), "window_right is -1 against 0");
+  b.causal_alignment = CausalAlignment::top_left;
+  Problem causal = a;
+  causal.causal = true;
+  EXPECT_EQ(audit::problem_difference(a, causal), "one is causal, the other is not");
+  EXPECT_EQ(audit::problem_difference(causal, b), "") << "one mask, said in two ways";
+  causal = test::blank({1, 5, 4, 1, 1, 64});
+  causal.causal = true;
+  b = causal;
+  b.causal_alignment = CausalAlignment::top_left;
+  EXPECT_EQ(audit::problem_difference(causal, b), "causal_alignment differs");
   b = test::blank({1, 5, 4, 1, 1, 64});
   EXPECT_EQ(audit::problem_difference(a, b), "q has shape [1, 4, 1, 64] against [1, 5, 1, 64]");
 }
