@@ -1,4 +1,4 @@
-"""Whole runs: many captures ranked, a journal that a stopped ranking goes on from, and two runs compared to where they part.
+"""Whole runs: many captures ranked, and a journal that a stopped ranking goes on from.
 
     runs_test.py PROGRAM SOURCE_DIR
 
@@ -27,7 +27,7 @@ PROGRAM = os.path.abspath(sys.argv[1])
 SOURCE = os.path.abspath(sys.argv[2])
 sys.path.insert(0, os.path.join(SOURCE, "python"))
 
-from bitattn import parting, ranking, words  # noqa: E402
+from bitattn import ranking, words  # noqa: E402
 from bitattn.listing import list_captures, natural_key  # noqa: E402
 from bitattn.recorder import Call, write_captures  # noqa: E402
 
@@ -36,7 +36,6 @@ GOLDENS = os.path.join(SOURCE, "datasets", "goldens")
 REAL_RUN = os.path.join(os.environ.get("BITATTN_GOLDENS") or GOLDENS, "real-run")
 SMALL = os.path.join(GOLDENS, "fa3", "d64_full_s64_normal.h5")
 LATE = os.path.join(GOLDENS, "fa3", "d128_full_s128_late.h5")
-PACKED = os.path.join(GOLDENS, "fa3", "d128_causal_varlen3_normal.h5")
 
 
 def called(main, *arguments):
@@ -207,89 +206,6 @@ class Journals(Case):
             code, out, err = called(ranking.main, *(("--program", PROGRAM) if "--program" not in arguments else ()), *arguments)
             self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
             self.assertIn(expected, err)
-
-
-class Parting(Case):
-    LAYERS = ("h.2.attn", "h.10.attn", "h.9.attn")
-
-    def write(self, changes, source=SMALL):
-        """Steps 1 and 2 of three layers, in two folders; what is changed in the second, by (step, layer)."""
-        for side in ("a", "b"):
-            os.makedirs(self.path(side), exist_ok=True)
-            for step in (1, 2):
-                moments = [(step, n, changes.get((step, n), nothing) if side == "b" else nothing) for n in self.LAYERS]
-                write_run(os.path.join(self.path(side), f"step_{step}.h5"), source, moments)
-
-    def compare(self):
-        code, out, err = called(parting.main, self.path("a"), self.path("b"), "--json")
-        self.assertEqual(err, "")
-        found = json.loads(out)
-        self.assertEqual(code, 0 if found["equal"] else 1)
-        return found
-
-    @staticmethod
-    def flip(*places):
-        def change(tensors):
-            for name, index in places:
-                bits = tensors[name].view(np.uint32) if name == "lse" else tensors[name]
-                bits[index] ^= 1
-
-        return change
-
-    def test_equal_runs(self):
-        self.write({})
-        found = self.compare()
-        self.assertEqual((found["equal"], found["first"], found["moments"], found["compared"]), (True, None, [], 6))
-        self.assertEqual(called(parting.main, self.path("a"), self.path("b"))[1], "No bit differs in 6 captures.\n")
-
-    def test_the_forward_of_a_step_comes_before_its_backward(self):
-        """The backward of layer 9 comes before that of layer 2; the forward of layer 10 before both, but not if it is of a later step."""
-        self.write({
-            (1, "h.2.attn"): self.flip(("dq", (0, 3, 0, 5))),
-            (1, "h.9.attn"): self.flip(("dv", (0, 7, 0, 1)), ("dq", (0, 0, 0, 0)), ("dq", (0, 0, 0, 1))),
-            (2, "h.10.attn"): self.flip(("out", (0, 0, 0, 0))),
-        })  # fmt: skip
-        first = self.compare()["first"]
-        tensors, _ = load(SMALL)
-        word = int(tensors["dv"][0, 7, 0, 1])
-        self.assertEqual((first["step"], first["layer"], [t["tensor"] for t in first["tensors"]]), (1, "h.9.attn", ["dv", "dq"]))
-        self.assertEqual(first["tensors"][0]["first"], {"b": 0, "j": 7, "h": 0, "d": 1})
-        self.assertEqual((first["tensors"][0]["a_bits"], first["tensors"][0]["b_bits"]), (f"0x{word:04x}", f"0x{word ^ 1:04x}"))
-        self.assertEqual([t["differing_bits"] for t in first["tensors"]], [1, 2])
-        self.write({(1, "h.2.attn"): self.flip(("dq", (0, 3, 0, 5))), (1, "h.10.attn"): self.flip(("lse", (0, 0, 9)))})
-        first = self.compare()["first"]
-        self.assertEqual((first["step"], first["layer"], first["tensors"][0]["first"]), (1, "h.10.attn", {"b": 0, "h": 0, "i": 9}))
-        self.assertEqual(len(first["tensors"][0]["a_bits"]), 10)
-
-    def test_what_was_given_already_differs(self):
-        self.write({(2, "h.9.attn"): self.flip(("q", (0, 1, 0, 2)), ("out", (0, 1, 0, 2))), (2, "h.10.attn"): self.flip(("out", (0, 4, 0, 6)))})
-        code, out, err = called(parting.main, self.path("a"), self.path("b"))
-        self.assertEqual((code, err), (1, ""))
-        self.assertIn("at step 2, layer h.9.attn\n  tensor q at b 0, i 1, h 0, d 2: ", out)
-        self.assertIn("the runs parted before this layer's attention", out)
-        self.assertLess(out.index("WHAT DIFFERS   in 2 of 6"), out.index("h.10.attn"))
-        self.assertLessEqual(max(map(len, out.splitlines())), 100)
-
-    def test_packed_sequences(self):
-        self.LAYERS = ("a",)
-        self.write({(1, "a"): self.flip(("dk", (5, 0, 3)))}, PACKED)
-        self.assertEqual(self.compare()["first"]["tensors"][0]["first"], {"j": 5, "h": 0, "d": 3})
-
-    def test_runs_that_do_not_fit(self):
-        self.write({})
-        os.unlink(os.path.join(self.path("b"), "step_2.h5"))
-        found = self.compare()
-        self.assertEqual((found["equal"], len(found["only_in_a"]), found["only_in_b"], found["moments"]), (False, 3, [], []))
-        self.assertIn("Only in a: 3 captures", called(parting.main, self.path("a"), self.path("b"))[1])
-        write_run(self.path("c.h5"), SMALL, [(7, "a", nothing)])
-        write_run(self.path("d.h5"), SMALL, [(1, "h.2.attn", nothing)], softcap=15.0)
-        write_run(self.path("e.h5"), PACKED, [(7, "a", nothing)])
-        for other, expected in (("c.h5", "no step and layer is in both"), ("d.h5", "not the same problem: softcap"), ("missing", "cannot be read")):
-            code, out, err = called(parting.main, self.path("a"), self.path(other))
-            self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
-            self.assertIn(expected, err)
-        code, out, err = called(parting.main, self.path("c.h5"), self.path("e.h5"))
-        self.assertEqual((code, "not the same problem" in err), (2, True))
 
 
 if __name__ == "__main__":
