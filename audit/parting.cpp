@@ -74,7 +74,12 @@ PairedRuns pair_runs(const std::string& a_name, const std::vector<RunCapture>& a
     in_b.erase(twin);
   }
   for (const auto& [moment, name] : in_b) runs.only_in_b.push_back(name);
-  if (runs.pairs.empty()) throw InputError(a_name + " and " + b_name + ": no step and layer is in both");
+  if (runs.pairs.empty()) {
+    const auto said = [](const RunCapture& capture) { return capture.moment.said; };
+    const bool all = std::all_of(a.begin(), a.end(), said) && std::all_of(b.begin(), b.end(), said);
+    throw InputError(a_name + " and " + b_name + ": no step and layer is in both" +
+                     (all ? "" : " (captures that say neither are paired by file and group)"));
+  }
   return runs;
 }
 
