@@ -14,12 +14,14 @@
 
 #include "audit/compare.hpp"
 #include "audit/diagnose.hpp"
+#include "audit/identify.hpp"
 #include "audit/inputs.hpp"
 #include "audit/witness.hpp"
 #include "backends/backend.hpp"
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
 #include "cli/diagnosis_json.hpp"
+#include "cli/identification_report.hpp"
 #include "cli/witness_section.hpp"
 #include "datasets/capture_file.hpp"
 #include "datasets/error.hpp"
@@ -377,6 +379,19 @@ py::object witness(const Capture& capture) {
   return to_python(json);
 }
 
+py::object identify(const Capture& capture, bool remedies, const py::object& progress) {
+  Watcher watcher(progress);
+  Json json;
+  {
+    const py::gil_scoped_release free;
+    audit::IdentifyOptions options;
+    options.with_remedies = remedies;
+    options.progress = [&watcher](const std::string& stage, double share) { watcher(stage, share); };
+    json = cli::identification_json(audit::identify(capture, options));
+  }
+  return to_python(json);
+}
+
 py::object info(const Capture& capture) {
   Json json;
   {
@@ -531,6 +546,11 @@ PYBIND11_MODULE(_native, m) {
   m.def("witness", &witness, py::arg("capture"),
         "Laws of exact gradients in the recorded tensors alone: what `bitattn witness --json` says of a "
         "capture. Releases the GIL.");
+  m.def(
+      "identify", &identify, py::arg("capture"), py::kw_only(), py::arg("remedies") = true,
+      py::arg("progress") = none,
+      "The kernel, remedy or deviation that gives every recorded bit: what `bitattn identify --json` says of "
+      "a capture. remedies: fa3's are tried too. Releases the GIL.");
   m.def(
       "generate",
       [](const std::string& regime, std::size_t batch, std::size_t heads_q, std::size_t heads_kv,

@@ -103,6 +103,11 @@ class Dictionaries(unittest.TestCase):
             found = bitattn.diagnose(bitattn.load(SMALL), **options)
             self.assert_same(found, program("diagnose", SMALL, *arguments)["captures"][0])
 
+    def test_identify(self):
+        found = bitattn.identify(bitattn.load(GROUPED), remedies=False)
+        self.assertEqual((found["verdict"], found["exact"]), ("unmodified", True))
+        self.assert_same(found, program("identify", GROUPED, "--without-remedies")["captures"][0])
+
     def test_run_is_what_was_recorded(self):
         capture = bitattn.load(GROUPED)
         computed = bitattn.run(capture, "fa3")
