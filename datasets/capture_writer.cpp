@@ -59,6 +59,12 @@ std::vector<hsize_t> chunk_shape(const std::vector<std::size_t>& shape, std::siz
   return chunk;
 }
 
+/// Attributes stay in the object's header: HDF5 1.10.8 crashes when it copies a group (h5copy, h5py's copy) whose
+/// attributes, more than eight, lie elsewhere. One too large for a header still goes elsewhere by itself.
+void keep_attributes_compact(hid_t create) {
+  H5Pset_attr_phase_change(create, 1024, 0);
+}
+
 }  // namespace
 
 struct CaptureWriter::State {
@@ -69,6 +75,7 @@ struct CaptureWriter::State {
     H5Pset_libver_bounds(access.get(), H5F_LIBVER_V18, H5F_LIBVER_LATEST);
     const Handle create(H5Pcreate(H5P_FILE_CREATE), H5Pclose);
     H5Pset_obj_track_times(create.get(), 0);
+    keep_attributes_compact(create.get());
     sink.descriptor = output.descriptor();
     if (!hdf5::use_descriptor(access.get(), &sink)) fail("HDF5 file driver");
     file = Handle(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, create.get(), access.get()), H5Fclose);
@@ -107,6 +114,7 @@ struct CaptureWriter::State {
   Handle create_group(const std::string& path) {
     const Handle create(H5Pcreate(H5P_GROUP_CREATE), H5Pclose);
     H5Pset_obj_track_times(create.get(), 0);
+    keep_attributes_compact(create.get());
     Handle group(H5Gcreate2(file.get(), path.c_str(), make_parents.get(), create.get(), H5P_DEFAULT),
                  H5Gclose);
     if (!group) fail("group " + path);
