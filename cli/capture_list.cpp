@@ -57,6 +57,22 @@ std::string output_group(const std::string& name, bool several_files) {
   return group;
 }
 
+std::vector<std::string> list_all_captures(const std::vector<std::string>& arguments, bool go_on,
+                                           std::size_t& failed) {
+  std::vector<std::string> names;
+  for (const std::string& argument : arguments) {
+    throw_if_interrupted();
+    try {
+      for (std::string& name : list_captures(argument)) names.push_back(std::move(name));
+    } catch (const InputError& error) {
+      if (!go_on || arguments.size() == 1) throw;
+      warn(error.what());
+      ++failed;
+    }
+  }
+  return names;
+}
+
 std::size_t for_each_capture(const std::vector<std::string>& arguments, bool go_on,
                              const std::function<void(const Capture&)>& work) {
   std::size_t failed = 0;

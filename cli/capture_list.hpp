@@ -20,6 +20,11 @@ void check_output(const std::string& output, const std::vector<std::string>& inp
 /// output gathers several files.
 std::string output_group(const std::string& name, bool several_files);
 
+/// Names of every capture of the arguments, in their order. With several arguments and `go_on`, one that
+/// cannot be used is reported on standard error and counted in `failed`; else it throws InputError.
+std::vector<std::string> list_all_captures(const std::vector<std::string>& arguments, bool go_on,
+                                           std::size_t& failed);
+
 /// Reads every capture of the arguments, one after the other, and calls `work`. With several files and
 /// `go_on`, a file that cannot be used is reported on standard error and the others are worked through.
 /// Returns how many files failed.

@@ -6,20 +6,31 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
+#include <mutex>
 
 #include "audit/blame_findings.hpp"
 #include "audit/findings.hpp"
+#include "audit/ranking.hpp"
+#include "backends/backend.hpp"
 #include "cli/capture_list.hpp"
+#include "cli/capture_queue.hpp"
+#include "cli/captures_progress.hpp"
 #include "cli/command.hpp"
 #include "cli/diagnosis_json.hpp"
 #include "cli/diagnosis_report.hpp"
+#include "cli/journal.hpp"
 #include "cli/output.hpp"
+#include "cli/page/html.hpp"
 #include "cli/page/page.hpp"
+#include "cli/page/ranking.hpp"
 #include "cli/progress.hpp"
+#include "cli/ranking_section.hpp"
 #include "cli/remedies_section.hpp"
 #include "datasets/capture_file.hpp"
 #include "datasets/error.hpp"
+#include "datasets/interrupt.hpp"
 #include "datasets/output_file.hpp"
 
 namespace bitattn::cli {
@@ -28,7 +39,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> files;
-  std::string backend = "fa3", output, page, rows, blame;
+  std::string backend = "fa3", output, page, journal, rows, blame;
   std::size_t worst = 8;
   unsigned reference_bits = 0;
   bool no_reference = false;
@@ -50,7 +61,7 @@ audit::BlameScope blame_scope(const std::string& text, bool one_capture) {
   return audit::BlameScope::none;
 }
 
-int run(const Options& options, const CommonOptions& common) {
+audit::DiagnoseOptions diagnose_options(const Options& options) {
   audit::DiagnoseOptions how;
   how.backend = options.backend;
   how.reference = options.no_reference         ? ""
@@ -59,66 +70,211 @@ int run(const Options& options, const CommonOptions& common) {
   if (!options.rows.empty()) how.rows = audit::parse_rows(options.rows);
   how.worst_rows = std::min<std::size_t>(options.worst, 16);
   how.block_residues = !options.output.empty();
-
-  const std::vector<std::string> arguments = expand_folders(options.files);
-  std::unique_ptr<CaptureWriter> writer;
-  if (!options.output.empty()) {
-    writer = std::make_unique<CaptureWriter>(parse_capture_name(options.output).file, arguments);
-  }
-  if (!options.page.empty()) {
-    // A page that could not be written is known before the work.
-    const OutputFile place(options.page, arguments);
-    if (options.page == parse_capture_name(options.output).file) {
-      throw InputError(options.page + ": cannot be both the page and the findings");
-    }
-  }
-  page::Page page(common.command_line);
-  std::size_t captures = 0;
-  if (arguments.size() == 1) captures = list_captures(arguments[0]).size();
-  const bool one = arguments.size() == 1 && captures == 1;
-  // Of many captures nobody reads every recommendation.
-  const audit::TryRemedies remedies = !one && options.remedies == audit::TryRemedies::where_cheap
-                                          ? audit::TryRemedies::never
-                                          : options.remedies;
-  how.blame = blame_scope(options.blame, one);
-  Progress progress(common.quiet);
-  how.progress = [&](const std::string& stage, double share) { progress.update(stage, share); };
-  Json json = Json::array();
-  std::vector<DiagnosisLine> lines;
-  const bool go_on = writer == nullptr;
-  const std::size_t failed = for_each_capture(arguments, go_on, [&](const Capture& capture) {
-    progress.subject(capture.name);
-    audit::Diagnosis diagnosis = audit::diagnose(capture, how);
-    diagnosis.remedies = audit::find_remedies(capture, diagnosis, remedies, how.progress);
-    progress.clear();
-    if (writer) store(*writer, output_group(capture.name, arguments.size() > 1), capture, diagnosis);
-    const Json figures =
-        common.json || !options.page.empty() ? diagnosis_json(capture, diagnosis, options.worst) : Json();
-    if (!options.page.empty()) page.add(capture, diagnosis, figures);
-    if (common.json) {
-      json.push_back(figures);
-    } else if (one) {
-      print(diagnosis_report(capture, diagnosis, options.worst));
-    } else {
-      lines.push_back(diagnosis_line(capture, diagnosis));
-    }
-  });
-  if (writer) writer->commit();
-  const bool with_page = !options.page.empty() && !page.empty();
-  if (with_page) write_text_file(options.page, page.html(), arguments);
-  if (common.json) {
-    Json object{{"captures", json}};
-    if (writer) object["written"] = options.output;
-    if (with_page) object["page"] = options.page;
-    print_json(object);
-  } else {
-    if (!lines.empty()) print(diagnosis_overview(lines));
-    if (writer && !common.quiet)
-      print(fmt::format("\nFindings of every row: {} (docs/diagnose.md)\n", options.output));
-    if (with_page && !common.quiet) print(fmt::format("\nThe page: {}\n", options.page));
-  }
-  return failed > 0 ? kBadInput : kHolds;
+  return how;
 }
+
+/// Diagnoses captures and gathers what is shown of them.
+class Diagnosing {
+ public:
+  Diagnosing(const Options& options, const CommonOptions& common)
+      : options_(options),
+        common_(common),
+        how_(diagnose_options(options)),
+        arguments_(expand_folders(options.files)),
+        page_(common.command_line),
+        bar_(common.quiet) {}
+
+  int run() {
+    check_places();
+    // Names that are none are told once, not for every capture.
+    make_backend(how_.backend);
+    names_ = list_all_captures(arguments_, writer_ == nullptr, failed_);
+    one_ = arguments_.size() == 1 && names_.size() == 1 && options_.journal.empty();
+    how_.blame = blame_scope(options_.blame, one_);
+    // Of many captures nobody reads every recommendation.
+    remedies_ = !one_ && options_.remedies == audit::TryRemedies::where_cheap ? audit::TryRemedies::never
+                                                                              : options_.remedies;
+    if (!options_.journal.empty()) journal_ = std::make_unique<Journal>(options_.journal, settings());
+    found_.resize(names_.size());
+    std::vector<std::string> stages{"emulation"};
+    if (!how_.reference.empty()) stages.emplace_back("reference");
+    if (how_.blame != audit::BlameScope::none) stages.emplace_back("blame");
+    progress_ = std::make_unique<CapturesProgress>(bar_, names_.size(), stages);
+    CaptureWork work;
+    work.skip = [this](std::size_t n) { return take_from_journal(n); };
+    work.work = [this](std::size_t n, const Capture& capture) { diagnose(n, capture); };
+    work.finish = [this](std::size_t n, const std::string& error) { finish(n, error); };
+    try {
+      work_through(names_, names_.size() > 1 && writer_ == nullptr, work);
+    } catch (const Interrupted& interrupted) {
+      if (!journal_) throw;
+      bar_.clear();
+      throw InputError(fmt::format("{}: {} of {} are kept in {}, and the same command goes on from there",
+                                   interrupted.what(), grouped(kept_), counted(names_.size(), "capture"),
+                                   options_.journal));
+    }
+    bar_.clear();
+    show();
+    return failed_ > 0 ? kBadInput : kHolds;
+  }
+
+ private:
+  /// What one capture leaves behind until its turn comes.
+  struct Found {
+    std::string key;  ///< in the journal
+    Json one;
+    page::Page::Sections sections;
+    std::string report;
+  };
+
+  bool with_page() const { return !options_.page.empty(); }
+
+  /// What cannot be written is known before the work.
+  void check_places() {
+    if (!options_.output.empty()) {
+      writer_ = std::make_unique<CaptureWriter>(parse_capture_name(options_.output).file, arguments_);
+    }
+    if (with_page()) {
+      const OutputFile place(options_.page, arguments_);
+      if (options_.page == parse_capture_name(options_.output).file) {
+        throw InputError(options_.page + ": cannot be both the page and the findings");
+      }
+    }
+    if (options_.journal.empty()) return;
+    check_output(options_.journal, arguments_);
+    if (options_.journal == options_.page)
+      throw InputError(options_.journal + ": cannot be both the page and the journal");
+  }
+
+  /// All that changes a figure.
+  std::string settings() const {
+    return fmt::format("{} -b {} --reference {} --rows {} --worst {} --blame {} --remedies {}",
+                       page::version_text(), how_.backend, how_.reference, options_.rows, options_.worst,
+                       static_cast<int>(how_.blame), static_cast<int>(remedies_));
+  }
+
+  bool take_from_journal(std::size_t n) {
+    if (!journal_) return false;
+    Found& found = found_[n];
+    found.key = journal_->key(names_[n]);
+    Json entry = journal_->find(found.key);
+    if (!entry.is_object() || !entry.contains("diagnosis")) return false;
+    if (with_page() && shown_on_page(entry["diagnosis"])) {
+      if (!entry.contains("page")) return false;
+      found.sections = {entry["page"].value("head", ""), entry["page"].value("sections", "")};
+    }
+    found.one = std::move(entry["diagnosis"]);
+    progress_->skip();
+    ++kept_;
+    return true;
+  }
+
+  bool shown_on_page(const Json& one) {
+    const std::lock_guard lock(mutex_);
+    return page_.shows(page::number_at(one, "/leak/p_weighted_key"));
+  }
+
+  /// Called from any thread, for different captures at once.
+  void diagnose(std::size_t n, const Capture& capture) {
+    audit::DiagnoseOptions how = how_;
+    double done = 0;
+    if (one_) {
+      bar_.subject(capture.name);
+      how.progress = [this](const std::string& stage, double share) { bar_.update(stage, share); };
+    } else {
+      how.progress = [&](const std::string& stage, double share) {
+        progress_->update(capture.name, stage, share, done);
+      };
+    }
+    audit::Diagnosis diagnosis = audit::diagnose(capture, how);
+    diagnosis.remedies = audit::find_remedies(capture, diagnosis, remedies_, how.progress);
+    if (writer_) store(*writer_, output_group(capture.name, arguments_.size() > 1), capture, diagnosis);
+    Found& found = found_[n];
+    if (one_ && !common_.json) {
+      found.report = diagnosis_report(capture, diagnosis, options_.worst);
+    }
+    found.one = diagnosis_json(capture, diagnosis, options_.worst);
+    Json entry{{"diagnosis", found.one}};
+    if (with_page() && shown_on_page(found.one)) {
+      found.sections = page::Page::sections(capture, diagnosis, found.one);
+      entry["page"] = {{"head", found.sections.head}, {"sections", found.sections.rest}};
+    }
+    if (journal_) {
+      journal_->add(found.key, entry);
+      ++kept_;
+    }
+    progress_->finish(done);
+  }
+
+  /// Called in the order of the captures, never twice at once.
+  void finish(std::size_t n, const std::string& error) {
+    if (!error.empty()) {
+      if (writer_ || names_.size() == 1) throw InputError(error);
+      bar_.clear();
+      warn(error);
+      ++failed_;
+      return;
+    }
+    Found found = std::move(found_[n]);
+    if (one_ && !common_.json) {
+      bar_.clear();
+      print(found.report);
+    }
+    lines_.push_back(diagnosis_line(found.one));
+    ranked_.push_back(ranked_capture(found.one));
+    if (with_page()) {
+      const std::lock_guard lock(mutex_);
+      page_.add(found.one, std::move(found.sections));
+    }
+    if (common_.json) json_.push_back(std::move(found.one));
+  }
+
+  void show() {
+    if (writer_) writer_->commit();
+    const bool run = is_run(ranked_);
+    const audit::Ranking ranking = run ? audit::rank(ranked_) : audit::Ranking();
+    const RankingTerms terms{how_.backend, !how_.reference.empty(), how_.blame != audit::BlameScope::none,
+                             remedies_ != audit::TryRemedies::never};
+    const bool page = with_page() && !page_.empty();
+    if (page) {
+      if (run) page_.introduce(page::ranking_introduction(ranking_json(ranking), ranking, terms));
+      write_text_file(options_.page, page_.html(), arguments_);
+    }
+    if (common_.json) {
+      Json object{{"captures", json_}};
+      if (run) object["ranking"] = ranking_json(ranking);
+      if (writer_) object["written"] = options_.output;
+      if (page) object["page"] = options_.page;
+      print_json(object);
+      return;
+    }
+    if (!one_ && !lines_.empty()) print(diagnosis_overview(lines_));
+    if (run) print("\n" + ranking_text(ranking, terms));
+    if (writer_ && !common_.quiet)
+      print(fmt::format("\nFindings of every row: {} (docs/diagnose.md)\n", options_.output));
+    if (page && !common_.quiet) print(fmt::format("\nThe page: {}\n", options_.page));
+  }
+
+  const Options& options_;
+  const CommonOptions& common_;
+  audit::DiagnoseOptions how_;
+  audit::TryRemedies remedies_ = audit::TryRemedies::never;
+  const std::vector<std::string> arguments_;
+  std::vector<std::string> names_;
+  bool one_ = false;  ///< the whole report of a single capture
+  std::unique_ptr<CaptureWriter> writer_;
+  std::unique_ptr<Journal> journal_;
+  std::mutex mutex_;  // of page_
+  page::Page page_;
+  Progress bar_;
+  std::unique_ptr<CapturesProgress> progress_;
+  std::vector<Found> found_;
+  std::vector<DiagnosisLine> lines_;
+  std::vector<audit::RankedCapture> ranked_;
+  Json json_ = Json::array();
+  std::atomic<std::size_t> kept_ = 0;  ///< captures in the journal
+  std::size_t failed_ = 0;
+};
 
 }  // namespace
 
@@ -130,9 +286,14 @@ void add_diagnose(CLI::App& app, CommonOptions& common, Action& action) {
   const auto options = std::make_shared<Options>();
   command->add_option("files", options->files, "Captures (FILE.h5, FILE.h5:/group) or folders")->required();
   command->add_option("-b,--backend", options->backend, "The emulated kernel (default fa3)");
-  command->add_option("-o,--output", options->output,
-                      "Writes the capture and every row's findings to this HDF5 file");
+  auto* output = command->add_option("-o,--output", options->output,
+                                     "Writes the capture and every row's findings to this HDF5 file");
   command->add_option("--html", options->page, "Writes a self-contained page to look at to this file");
+  command
+      ->add_option("--journal", options->journal,
+                   "Keeps finished captures in this file, so that the same command goes on where it was "
+                   "stopped")
+      ->excludes(output);
   command->add_option(
       "--rows", options->rows,
       "Truth and table for these rows only: N worst rows, or a list as in 5,100-120,h:i,b:h:i");
@@ -150,8 +311,9 @@ void add_diagnose(CLI::App& app, CommonOptions& common, Action& action) {
                  "No truth: leaks relative to the emulated dQ, no errors")
       ->excludes(bits);
   add_remedies_options(*command, options->remedies);
-  command->callback(
-      [options, &common, &action] { action = [options, &common] { return run(*options, common); }; });
+  command->callback([options, &common, &action] {
+    action = [options, &common] { return Diagnosing(*options, common).run(); };
+  });
 }
 
 }  // namespace bitattn::cli

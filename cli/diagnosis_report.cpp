@@ -338,18 +338,25 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
   return text;
 }
 
-DiagnosisLine diagnosis_line(const Capture& capture, const Diagnosis& d) {
+DiagnosisLine diagnosis_line(const Json& one) {
+  const auto number = [&one](const char* pointer) {
+    const Json::json_pointer at(pointer);
+    return one.contains(at) && one.at(at).is_number() ? one.at(at).get<double>() : std::nan("");
+  };
   DiagnosisLine line;
-  line.capture = capture.name;
-  line.recorded = !d.against_recorded           ? "-"
-                  : d.against_recorded->equal() ? "equal"
-                                                : grouped(d.against_recorded->differing()) + " differ";
-  line.rows = d.whole.residue.rows;
-  line.largest_residue = d.whole.residue.largest;
-  line.drift = capture.problem.softcap > 0 ? d.whole.before_cast.rms : d.whole.after_cast.rms;
-  line.leak = d.with_backward ? d.whole.leak : std::nan("");
-  line.condition = d.whole.condition;
-  line.dq_error = dq_error(d);
+  line.capture = one.value("capture", "");
+  const Json& bits = one.at("against_recorded");
+  line.recorded = bits.is_null() ? "-"
+                  : bits.at("equal") == true
+                      ? "equal"
+                      : grouped(bits.at("differing_bits").get<std::size_t>()) + " differ";
+  line.rows = one.at("row_max_residue").at("rows").get<std::size_t>();
+  line.largest_residue = number("/row_max_residue/largest");
+  line.drift = number(number("/softcap") > 0 ? "/score_gradient_sum/before_cast/rms"
+                                             : "/score_gradient_sum/after_cast/rms");
+  line.leak = number("/leak/p_weighted_key");
+  line.condition = number("/condition");
+  line.dq_error = number("/errors/dq/before_cast");
   return line;
 }
 

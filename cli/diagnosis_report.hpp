@@ -5,19 +5,20 @@
 #include <vector>
 
 #include "audit/diagnose.hpp"
+#include "cli/output.hpp"
 
 namespace bitattn::cli {
 
 /// The whole report of one capture. `worst`: rows in the last table where none were asked for.
 std::string diagnosis_report(const Capture& capture, const audit::Diagnosis& diagnosis, std::size_t worst);
 
-/// One line of a report over many captures.
+/// One line of a report over many captures, taken from a capture's JSON as diagnosis_json gives it.
 struct DiagnosisLine {
   std::string capture, recorded;
   double largest_residue = 0, drift = 0, leak = 0, dq_error = 0, condition = 0;
   std::size_t rows = 0;
 };
-DiagnosisLine diagnosis_line(const Capture& capture, const audit::Diagnosis& diagnosis);
+DiagnosisLine diagnosis_line(const Json& one);
 /// Worst (largest leak) first.
 std::string diagnosis_overview(std::vector<DiagnosisLine> lines);
 

@@ -28,6 +28,21 @@ void Progress::update(const std::string& stage, double share) {
   // Threads report out of order: a bar never runs backwards within a stage.
   share_ = stage == stage_ ? std::max(share_, share) : share;
   stage_ = stage;
+  draw();
+}
+
+void Progress::update(const std::string& subject, const std::string& stage, double share) {
+  throw_if_interrupted();
+  if (!shown_) return;
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  subject_ = subject;
+  stage_ = stage;
+  share_ = std::max(share_, share);
+  draw();
+}
+
+void Progress::draw() {
   const auto now = std::chrono::steady_clock::now();
   if (drawn_ && now - last_ < std::chrono::milliseconds(100)) return;
   last_ = now;

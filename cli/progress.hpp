@@ -18,10 +18,14 @@ class Progress {
   /// What is being worked on; shown before the stage.
   void subject(const std::string& text);
   void update(const std::string& stage, double share);
+  /// The same where several subjects are under way: shows this one.
+  void update(const std::string& subject, const std::string& stage, double share);
   /// Takes the bar off the terminal.
   void clear();
 
  private:
+  void draw();
+
   bool shown_;
   std::mutex mutex_;
   std::string subject_;

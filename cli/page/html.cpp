@@ -130,4 +130,27 @@ std::string figure(const Json& json, const std::string& pointer, Style style) {
          "\">" + text + "</data>";
 }
 
+std::string section(const std::string& title, const std::string& intro, const std::string& content) {
+  return "<section><h2>" + title + "</h2>" + (intro.empty() ? "" : "<p class=\"soft\">" + intro + "</p>") +
+         content + "</section>\n";
+}
+
+std::string table(const std::vector<Column>& columns, const std::vector<std::vector<std::string>>& rows) {
+  std::string text = "<div class=\"scroll\"><table><thead><tr>";
+  for (const Column& column : columns) {
+    text += "<th" + (column.classes.empty() ? "" : " class=\"" + column.classes + "\"") + ">" +
+            column.heading + "</th>";
+  }
+  text += "</tr></thead><tbody>";
+  for (const auto& row : rows) {
+    text += "<tr>";
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const bool left = columns[c].classes.find("left") != std::string::npos;
+      text += (left ? "<td class=\"left\">" : "<td>") + row[c] + "</td>";
+    }
+    text += "</tr>";
+  }
+  return text + "</tbody></table></div>";
+}
+
 }  // namespace bitattn::cli::page

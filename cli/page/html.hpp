@@ -2,6 +2,7 @@
 // Pieces of HTML: text made safe, numbers as a reader wants them. All of it is also well-formed XML.
 
 #include <string>
+#include <vector>
 
 #include "cli/output.hpp"
 
@@ -30,5 +31,16 @@ double number_at(const Json& json, const std::string& pointer);
 std::string text_at(const Json& json, const std::string& pointer);
 /// The value there, null where there is none.
 const Json& at(const Json& json, const std::string& pointer);
+
+/// A section of the page: heading, a soft line below it ("": none), and what follows.
+std::string section(const std::string& title, const std::string& intro, const std::string& content);
+
+/// A table that scrolls by itself where the page is narrow. All of it is HTML; a column whose classes name
+/// "left" has its cells begin there.
+struct Column {
+  std::string heading;
+  std::string classes;
+};
+std::string table(const std::vector<Column>& columns, const std::vector<std::vector<std::string>>& rows);
 
 }  // namespace bitattn::cli::page

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "audit/ranking.hpp"
 #include "cli/page/build.hpp"
 #include "cli/page/html.hpp"
 #include "cli/page/sections.hpp"
@@ -38,12 +39,23 @@ std::string as_paragraph(std::string head) {
   return head;
 }
 
+/// Layer and step that a capture names, in a line below its name.
+std::string origin_of(const Json& one) {
+  const std::string layer = text_at(one, "/layer");
+  const Json& step = at(one, "/step");
+  if (layer.empty() && step.is_null()) return "";
+  std::string text = layer.empty() ? "" : "layer " + layer;
+  if (!step.is_null()) text += (text.empty() ? "step " : ", step ") + step.dump();
+  return "<br/><span class=\"soft\">" + text + "</span>";
+}
+
 /// A row of the index.
 std::string index_line(const Json& one, std::size_t number, const std::string& link) {
   const bool backward = !at(one, "/leak").is_null();
   const Json& bits = at(one, "/against_recorded");
   const bool softcap = number_at(one, "/softcap") > 0;
-  std::string text = fmt::format("<tr data-capture=\"{}\"><td class=\"left name\">{}</td>", number, link);
+  std::string text =
+      fmt::format("<tr data-capture=\"{}\"><td class=\"left name\">{}{}</td>", number, link, origin_of(one));
   text += "<td>" + (backward ? figure(one, "/leak/p_weighted_key", Style::share) : "forward only") + "</td>";
   text += "<td>" + figure(one, "/errors/dq/before_cast", Style::share) + "</td><td>" +
           figure(one, "/condition") + "</td>";
@@ -69,52 +81,67 @@ std::string version_text() {
   return std::string("bitattn ") + kVersion + (commit.empty() ? "" : " (commit " + commit + ")");
 }
 
-void Page::add(const Capture& capture, const audit::Diagnosis& diagnosis, const Json& one) {
+bool Page::comes_before(const Entry& a, const Entry& b) {
+  return std::isnan(b.leak) ? !std::isnan(a.leak) : a.leak > b.leak;
+}
+
+Page::Sections Page::sections(const Capture& capture, const audit::Diagnosis& diagnosis, const Json& one) {
+  Sections sections;
+  sections.head = "<p class=\"kicker\">" + subject_line(one, capture.problem) + "</p>" + head_of(one);
+  sections.rest = cause_section(one) + blame_section(one) + errors_section(one) + specials_section(one) +
+                  remedies_section(one) + rows_map_section(capture, diagnosis, one) + heads_section(one) +
+                  worst_rows_section(one, !diagnosis.chosen.empty()) + bits_section(one) +
+                  witness_section(one) + provenance_section(one, capture.problem);
+  return sections;
+}
+
+bool Page::shows(double leak) const {
+  Entry entry;
+  entry.leak = leak;
+  const auto place = std::upper_bound(entries_.begin(), entries_.end(), entry, comes_before);
+  return place - entries_.begin() < static_cast<std::ptrdiff_t>(kDetailed);
+}
+
+void Page::add(const Json& one, Sections sections) {
   Entry entry;
   entry.number = entries_.size();
   entry.leak = number_at(one, "/leak/p_weighted_key");
-  entry.name = escaped(capture.name);
-  const auto comes_before = [](const Entry& a, const Entry& b) {
-    return std::isnan(b.leak) ? !std::isnan(a.leak) : a.leak > b.leak;
-  };
+  entry.name = text_at(one, "/capture");
   const auto place = std::upper_bound(entries_.begin(), entries_.end(), entry, comes_before);
-  const bool detailed = place - entries_.begin() < static_cast<std::ptrdiff_t>(kDetailed);
-  const std::string anchor = fmt::format("capture-{}", entry.number);
   entry.line = index_line(one, entry.number, entry.name);
-  if (detailed) {
-    entry.line = index_line(one, entry.number, "<a href=\"#" + anchor + "\">" + entry.name + "</a>");
-    entry.head = "<p class=\"kicker\">" + subject_line(one, capture.problem) + "</p>" + head_of(one);
-    entry.sections = rows_map_section(capture, diagnosis, one);
-    entry.sections = cause_section(one) + blame_section(one) + errors_section(one) + specials_section(one) +
-                     remedies_section(one) + entry.sections + heads_section(one) +
-                     worst_rows_section(one, !diagnosis.chosen.empty()) + bits_section(one) +
-                     witness_section(one) + provenance_section(one, capture.problem);
+  if (shows(entry.leak) && !sections.rest.empty()) {
+    entry.line = index_line(one, entry.number,
+                            fmt::format("<a href=\"#capture-{}\">{}</a>", entry.number, entry.name));
+    entry.sections = std::move(sections);
   }
   entries_.insert(place, std::move(entry));
   if (entries_.size() > kDetailed) {
     // Out of the detailed ones: its line leads nowhere any more.
     Entry& dropped = entries_[kDetailed];
-    dropped.head.clear();
-    dropped.sections.clear();
+    dropped.sections = {};
     const std::string link = fmt::format("<a href=\"#capture-{}\">{}</a>", dropped.number, dropped.name);
     const std::size_t at = dropped.line.find(link);
     if (at != std::string::npos) dropped.line.replace(at, link.size(), dropped.name);
   }
 }
 
+std::string Page::plain_heading() const {
+  const auto leaking = static_cast<std::size_t>(std::count_if(
+      entries_.begin(), entries_.end(), [](const Entry& e) { return e.leak > audit::kLeakOfCasts; }));
+  return fmt::format(
+      "<p class=\"kicker\">bitattn diagnose</p><h1>{} of {} {} more into dQ than the BF16 casts cost "
+      "anyway.</h1>",
+      grouped(leaking), counted(entries_.size(), "capture"), leaking == 1 ? "leaks" : "leak");
+}
+
 std::string Page::html() const {
   std::string content;
   if (entries_.size() == 1) {
     const Entry& only = entries_.front();
-    content += "<article data-capture=\"0\"><p class=\"kicker\">" + only.name + "</p>" + only.head +
-               only.sections + "</article>";
+    content += "<article data-capture=\"0\"><p class=\"kicker\">" + only.name + "</p>" + only.sections.head +
+               only.sections.rest + "</article>";
   } else {
-    const auto leaking = static_cast<std::size_t>(
-        std::count_if(entries_.begin(), entries_.end(), [](const Entry& e) { return e.leak > 2e-3; }));
-    content += fmt::format(
-        "<p class=\"kicker\">bitattn diagnose</p><h1>{} of {} {} more into dQ than the BF16 casts cost "
-        "anyway.</h1>",
-        grouped(leaking), counted(entries_.size(), "capture"), leaking == 1 ? "leaks" : "leak");
+    content += introduction_.empty() ? plain_heading() : introduction_ + "<h2>Captures</h2>";
     content +=
         "<p class=\"soft\">Worst leak first. Shares are of |dQ|; the sum and the residue should be 0.</p>";
     content +=
@@ -127,11 +154,11 @@ std::string Page::html() const {
     content += "</tbody></table></div>\n";
     bool first = true;
     for (const Entry& entry : entries_) {
-      if (entry.sections.empty()) continue;
+      if (entry.sections.rest.empty()) continue;
       content +=
           fmt::format("<details{}><summary>{}</summary><article id=\"capture-{}\" data-capture=\"{}\">",
                       first ? " open=\"open\"" : "", entry.name, entry.number, entry.number);
-      content += as_paragraph(entry.head) + entry.sections + "</article></details>\n";
+      content += as_paragraph(entry.sections.head) + entry.sections.rest + "</article></details>\n";
       first = false;
     }
     if (entries_.size() > kDetailed) {

@@ -15,11 +15,22 @@ namespace bitattn::cli::page {
 class Page {
  public:
   static constexpr std::size_t kDetailed = 24;
+  /// HTML that only a diagnosis itself gives, not its JSON.
+  struct Sections {
+    std::string head;  ///< verdict and figures
+    std::string rest;  ///< "" where there are none
+  };
   /// `command`: as it was typed.
   explicit Page(std::string command) : command_(std::move(command)) {}
 
-  /// `one`: its JSON, as diagnosis_json gives it.
-  void add(const Capture& capture, const audit::Diagnosis& diagnosis, const Json& one);
+  static Sections sections(const Capture& capture, const audit::Diagnosis& diagnosis, const Json& one);
+  /// Would a capture with this leak (NaN: none) have sections, after those that were added? Once it would
+  /// not, it never will.
+  bool shows(double leak) const;
+  /// `one`: its JSON, as diagnosis_json gives it. Without sections it has a line in the index only.
+  void add(const Json& one, Sections sections);
+  /// HTML that stands above the index, with the page's heading.
+  void introduce(std::string html) { introduction_ = std::move(html); }
   bool empty() const { return entries_.empty(); }
   std::string html() const;
 
@@ -28,10 +39,12 @@ class Page {
     std::size_t number = 0;  ///< index among the captures of --json
     double leak = 0;         ///< NaN: none
     std::string name, line;  ///< HTML: a row of the index
-    std::string head;        ///< HTML: verdict and figures
-    std::string sections;    ///< HTML; "" where dropped
+    Sections sections;       ///< empty where dropped
   };
-  std::string command_;
+  static bool comes_before(const Entry& a, const Entry& b);
+  std::string plain_heading() const;
+
+  std::string command_, introduction_;
   std::vector<Entry> entries_;  ///< worst leak first
 };
 

@@ -1,0 +1,73 @@
+#pragma once
+// Captures of a whole run ranked: which layers and heads leak most, how that grew over steps, and whose
+// backward should go to FP32 first.
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bitattn::audit {
+
+/// What the casts to BF16 cost dQ anyway, relative (docs/spec/measured-facts.md): a leak below it is not
+/// worth a remedy.
+inline constexpr double kLeakOfCasts = 2e-3;
+
+/// What is followed over steps; NaN: not known. Units: docs/diagnose.md.
+struct RankedFigures {
+  double leak = 0, dq_error = 0, condition = 0;  ///< shares of |dQ|
+  double residue = 0;                            ///< the largest
+  double drift = 0;                              ///< RMS over rows
+  double mean_q_norm = 0, mean_k_norm = 0, largest_logit = 0;
+};
+
+/// One diagnosed capture.
+struct RankedCapture {
+  std::string name, layer;           ///< layer "": it names none
+  std::optional<std::int64_t> step;  ///< none: it names none
+  std::string heads_kept;            ///< "4,7": numbers of its heads in the layer; "": from 0 on
+  std::string kernel;                ///< that recorded it
+  bool recorded = false;             ///< it holds what a kernel returned …
+  bool reproduced = false;           ///< … and the emulated kernel gives every bit of that
+  RankedFigures figures;
+  std::vector<double> leak_by_head;
+};
+
+struct RankedStep {
+  std::optional<std::int64_t> step;
+  RankedFigures figures;
+  std::vector<std::pair<std::string, double>> leak_by_head;  ///< numbers of heads and their leaks
+};
+
+struct RankedLayer {
+  std::string layer;
+  double leak_growth = 0;  ///< last step over first; NaN: there is one step, or the first is not above 0
+  std::vector<RankedStep> steps;  ///< rising, at least one
+};
+
+struct RankedHead {
+  std::string layer, head;
+  double leak = 0;  ///< at the layer's last step
+};
+
+struct Ranking {
+  std::vector<RankedLayer> layers;      ///< by leak at their last step, worst first, unknown ones last
+  std::vector<RankedHead> heads;        ///< likewise
+  std::vector<std::string> fp32_first;  ///< layers whose leak is above kLeakOfCasts, worst first
+  std::size_t captures = 0;
+  std::size_t reproduced = 0;  ///< whose figures are the recording kernel's own
+  std::size_t nothing_recorded = 0;
+  std::map<std::string, std::size_t> not_reproduced;  ///< of others by kernel: how many
+};
+
+/// Captures that name no layer are one layer each, called by the capture's name. Several of one layer and
+/// step (ranks, calls) count as one, by the worst of their figures.
+Ranking rank(const std::vector<RankedCapture>& captures);
+
+/// blocks.9.attn before blocks.10.attn: runs of digits count as numbers, and come before other text.
+bool natural_less(const std::string& a, const std::string& b);
+
+}  // namespace bitattn::audit

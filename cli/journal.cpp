@@ -1,0 +1,120 @@
+#include "cli/journal.hpp"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "datasets/capture_file.hpp"
+#include "datasets/error.hpp"
+
+namespace bitattn::cli {
+
+namespace {
+
+constexpr const char* kFirstLine = "{\"journal\":\"bitattn diagnose\",\"format\":1}\n";
+
+std::string dumped(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+Journal::Journal(const std::string& path, std::string settings)
+    : path_(path), settings_(std::move(settings)) {
+  constexpr mode_t kMode = 0666;  // the user's umask takes away from it
+  descriptor_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, kMode);
+  if (descriptor_ < 0) throw InputError(path + ": the journal cannot be opened: " + std::strerror(errno));
+  try {
+    struct stat about {};
+    if (::fstat(descriptor_, &about) != 0 || !S_ISREG(about.st_mode))
+      throw InputError(path + ": the journal is not a regular file");
+    // Where the file system has no locks, the user sees to it.
+    if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+      throw InputError(path + ": another run writes this journal");
+    load();
+  } catch (...) {
+    ::close(descriptor_);
+    throw;
+  }
+}
+
+Journal::~Journal() {
+  ::close(descriptor_);
+}
+
+void Journal::load() {
+  const InputError no_journal(path_ + ": is no journal of bitattn diagnose");
+  const std::string first = kFirstLine;
+  std::ifstream file(path_, std::ios::binary);
+  std::string line;
+  off_t whole = 0;  // where the last line that is not cut off ends
+  for (bool header = true; std::getline(file, line); header = false) {
+    if (file.eof()) {
+      if (header && first.rfind(line, 0) != 0) throw no_journal;
+      break;
+    }
+    const Place place{whole, line.size()};
+    whole += static_cast<off_t>(line.size()) + 1;
+    if (header) {
+      if (line + "\n" != first) throw no_journal;
+      continue;
+    }
+    const Json entry = Json::parse(line, nullptr, false);
+    if (!entry.is_object() || !entry.contains("key") || !entry.contains("entry")) throw no_journal;
+    kept_[dumped(entry["key"])] = place;
+  }
+  if (file.bad()) throw InputError(path_ + ": the journal cannot be read");
+  if (::ftruncate(descriptor_, whole) != 0)
+    throw InputError(path_ + ": the journal cannot be written: " + std::strerror(errno));
+  if (whole == 0) append(first);
+}
+
+std::string Journal::key(const std::string& capture) const {
+  struct stat about {};
+  ::stat(parse_capture_name(capture).file.c_str(), &about);
+  constexpr std::int64_t kNanoseconds = 1000000000;
+  const std::int64_t changed = about.st_mtim.tv_sec * kNanoseconds + about.st_mtim.tv_nsec;
+  return dumped(Json::array({capture, static_cast<std::int64_t>(about.st_size), changed, settings_}));
+}
+
+Json Journal::find(const std::string& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = kept_.find(key);
+  if (found == kept_.end()) return nullptr;
+  std::string line(found->second.length, '\0');
+  const ssize_t n = ::pread(descriptor_, line.data(), line.size(), found->second.begin);
+  if (n != static_cast<ssize_t>(line.size())) return nullptr;
+  Json json = Json::parse(line, nullptr, false);
+  return json.is_object() ? json["entry"] : Json(nullptr);
+}
+
+void Journal::add(const std::string& key, const Json& entry) {
+  const std::string line = "{\"key\":" + key + ",\"entry\":" + dumped(entry) + "}\n";
+  const std::lock_guard lock(mutex_);
+  append(line);
+}
+
+void Journal::append(const std::string& line) {
+  const off_t before = ::lseek(descriptor_, 0, SEEK_END);
+  std::size_t done = 0;
+  while (done < line.size()) {
+    const ssize_t n = ::write(descriptor_, line.data() + done, line.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      const int reason = errno;
+      // What stands there of the line would be dropped by the next run anyway.
+      if (::ftruncate(descriptor_, before) != 0) errno = reason;
+      throw InputError(path_ + ": the journal cannot be written: " + std::strerror(reason));
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  if (::fsync(descriptor_) != 0)
+    throw InputError(path_ + ": the journal cannot be written: " + std::strerror(errno));
+}
+
+}  // namespace bitattn::cli
