@@ -46,7 +46,8 @@ void CapturesProgress::update(const std::string& capture, const std::string& sta
       text += ", " + time_left_text(spent.count() / computed * left) + " left";
     }
   }
-  bar_.update(capture, text, all);
+  // As wide as it becomes, so that the bar stays where it is.
+  bar_.update(capture, fmt::format("{:<18}", text), all);
 }
 
 void CapturesProgress::finish(double done) {

@@ -372,9 +372,14 @@ std::string diagnosis_overview(std::vector<DiagnosisLine> lines) {
       .column("sum")
       .column("leak/|dQ|");
   table.column("cond").column("dQ error");
+  // So that lines with many differing bits too fit in 100 columns.
+  std::size_t longest = 5;
+  for (const DiagnosisLine& line : lines) longest = std::max(longest, line.recorded.size());
+  const std::size_t name_columns = 47 - std::min<std::size_t>(longest, 27);
   for (const DiagnosisLine& line : lines) {
-    table.row({shortened(line.capture, 42), grouped(line.rows), line.recorded, figure(line.largest_residue),
-               figure(line.drift), figure(line.leak), brief_number(line.condition), figure(line.dq_error)});
+    table.row({shortened(line.capture, name_columns), grouped(line.rows), line.recorded,
+               figure(line.largest_residue), figure(line.drift), figure(line.leak),
+               brief_number(line.condition), figure(line.dq_error)});
   }
   return table.text(0) + "\n" +
          wrapped(

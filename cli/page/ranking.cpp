@@ -7,6 +7,7 @@
 
 #include "cli/page/charts.hpp"
 #include "cli/page/html.hpp"
+#include "cli/table.hpp"
 
 namespace bitattn::cli::page {
 
@@ -16,6 +17,7 @@ constexpr std::size_t kLayers = 32;  // lines of the chart and of the table
 constexpr std::size_t kFollowed = 5;
 constexpr std::size_t kSteps = 24;
 constexpr std::size_t kHeads = 16;
+constexpr std::size_t kNameColumns = 32;  // of a layer in the chart, which stands beside its name
 
 std::string layer_pointer(std::size_t layer) {
   return fmt::format("/layers/{}", layer);
@@ -38,7 +40,7 @@ std::string heading(const audit::Ranking& ranked) {
   text += fmt::format("<h1>{} of {} {} more into dQ at {} last step than the BF16 casts cost anyway.</h1>",
                       grouped(first), counted(ranked.layers.size(), "layer"), first == 1 ? "leaks" : "leak",
                       first == 1 ? "its" : "their");
-  text += "<p class=\"lead\">Backward in FP32 first, in this order: ";
+  text += "<p class=\"lead\">Layers whose backward should go to FP32 first, in this order: ";
   for (std::size_t n = 0; n < first; ++n) {
     text += (n == 0 ? "<b>" : ", <b>") + escaped(ranked.fp32_first[n]) + "</b>";
   }
@@ -74,7 +76,7 @@ std::string layers(const Json& ranking, const audit::Ranking& ranked, const Rank
     const audit::RankedLayer& layer = ranked.layers[n];
     const audit::RankedStep& last = layer.steps.back();
     PointRow row;
-    row.label = escaped(layer.layer);
+    row.label = escaped(shortened(layer.layer, kNameColumns));
     row.value = last.figures.leak;
     row.figure = figure(ranking, step_pointer(n, layer.steps.size() - 1) + "/leak", Style::share);
     row.remark = "step " + step_text(last);
