@@ -48,7 +48,7 @@ std::string short_number(double x) {
 }
 
 std::string growth_text(double x) {
-  return std::isnan(x) ? "-" : "x" + short_number(x);
+  return std::isnan(x) ? "-" : "x" + brief_number(x);
 }
 
 std::string step_text(const std::optional<std::int64_t>& step) {
@@ -130,12 +130,11 @@ std::string first_text(const Ranking& ranking) {
   }
   text += "  More leaks there than the casts to BF16 cost anyway (2e-3 of dQ); in this order:\n";
   Table table;
-  table.column("layer", true).column("leak").column("over 2e-3");
+  table.column("layer", true).column("leak");
   for (std::size_t n = 0; n < ranking.fp32_first.size(); ++n) {
     // The layers are ordered by leak, so these are the first.
-    const double leak = ranking.layers[n].steps.back().figures.leak;
-    table.row({name_text(ranking.fp32_first[n], kFirstColumns), figure(leak),
-               "x" + short_number(leak / audit::kLeakOfCasts)});
+    table.row({name_text(ranking.fp32_first[n], kFirstColumns),
+               figure(ranking.layers[n].steps.back().figures.leak)});
   }
   return text + table.text();
 }

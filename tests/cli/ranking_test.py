@@ -214,6 +214,14 @@ class Ranks(Case):
         self.assertIn("12 steps of each", over)
         self.assertEqual(len(self.json(self.path("run"), "--no-reference")["ranking"]["layers"][0]["steps"]), 30)
 
+    def test_every_key_is_documented(self):
+        with open(os.path.join(SOURCE, "docs", "diagnose.md"), encoding="utf-8") as file:
+            page = file.read()
+        ranking = self.json(self.small_run(), "--no-reference")["ranking"]
+        for known in (ranking, ranking["layers"][0], ranking["layers"][0]["steps"][0], ranking["heads"][0], ranking["figures_of"]):
+            for key in known:
+                self.assertIn("`" + key + "`", page)
+
     def test_a_bad_capture_among_good_ones(self):
         self.small_run()
         with h5py.File(self.path("run/1_a.h5"), "r+") as file:
