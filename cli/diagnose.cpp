@@ -9,6 +9,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 
 #include "audit/blame_findings.hpp"
 #include "audit/findings.hpp"
@@ -200,7 +201,11 @@ class Diagnosing {
       entry["page"] = {{"head", found.sections.head}, {"sections", found.sections.rest}};
     }
     if (journal_) {
-      journal_->add(found.key, entry);
+      try {
+        journal_->add(found.key, entry);
+      } catch (const InputError& error) {
+        throw std::runtime_error(error.what());  // no fault of this capture, so it ends the run
+      }
       ++kept_;
     }
     progress_->finish(done);

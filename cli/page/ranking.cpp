@@ -57,7 +57,7 @@ std::string whose(const Json& ranking, const audit::Ranking& ranked, const Ranki
   }
   const std::string others = emulated_only_text(ranked);
   if (!others.empty()) {
-    text += "<p class=\"state\">Of " + figure(ranking, "/figures_of/emulated_kernel", Style::count) + of +
+    text += "<p class=\"state\">In " + figure(ranking, "/figures_of/emulated_kernel", Style::count) + of +
             "the figures are those of the emulated kernel " + escaped(terms.backend) +
             " on the same inputs: " + escaped(others) + ".</p>";
   }
