@@ -78,7 +78,7 @@ void work_through(const std::vector<std::string>& names, bool at_once, const Cap
       flow.stop();
       return ItemPointer();
     }
-    const auto item = std::make_shared<Item>();
+    auto item = std::make_shared<Item>();
     item->n = next++;
     read(*item, names[item->n], work);
     // While this step is busy no further capture is read.
