@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "audit/moment.hpp"
+
 namespace bitattn::audit {
 
 namespace {
@@ -17,25 +19,6 @@ bool worse(double a, double b) {
 
 double worst_of(double a, double b) {
   return worse(b, a) ? b : a;
-}
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
-}
-
-/// The run of digits, or of others, that begins at `from`.
-std::string run_of(const std::string& text, std::size_t from) {
-  std::size_t end = from + 1;
-  while (end < text.size() && is_digit(text[end]) == is_digit(text[from])) ++end;
-  return text.substr(from, end - from);
-}
-
-/// Below, at or above 0 as number a is below, equal to or above number b; of any length.
-int compare_numbers(const std::string& a, const std::string& b) {
-  const std::string x = a.substr(std::min(a.find_first_not_of('0'), a.size()));
-  const std::string y = b.substr(std::min(b.find_first_not_of('0'), b.size()));
-  if (x.size() != y.size()) return x.size() < y.size() ? -1 : 1;
-  return x.compare(y);
 }
 
 /// Numbers of a capture's heads in its layer. heads_kept counts batch element by batch element, so the first
@@ -93,20 +76,6 @@ double growth(const std::vector<RankedStep>& steps) {
 }
 
 }  // namespace
-
-bool natural_less(const std::string& a, const std::string& b) {
-  for (std::size_t i = 0, j = 0; j < b.size();) {
-    if (i >= a.size()) return true;
-    const std::string x = run_of(a, i);
-    const std::string y = run_of(b, j);
-    if (is_digit(x[0]) != is_digit(y[0])) return is_digit(x[0]);
-    const int order = is_digit(x[0]) ? compare_numbers(x, y) : x.compare(y);
-    if (order != 0) return order < 0;
-    i += x.size();
-    j += y.size();
-  }
-  return false;
-}
 
 Ranking rank(const std::vector<RankedCapture>& captures) {
   Ranking ranking;

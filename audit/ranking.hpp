@@ -67,7 +67,4 @@ struct Ranking {
 /// step (ranks, calls) count as one, by the worst of their figures.
 Ranking rank(const std::vector<RankedCapture>& captures);
 
-/// blocks.9.attn before blocks.10.attn: runs of digits count as numbers, and come before other text.
-bool natural_less(const std::string& a, const std::string& b);
-
 }  // namespace bitattn::audit

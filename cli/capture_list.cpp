@@ -49,12 +49,13 @@ void check_output(const std::string& output, const std::vector<std::string>& inp
   }
 }
 
-std::string output_group(const std::string& name, bool several_files) {
+std::string output_group(const std::string& output, const std::string& name, bool several_files) {
   const CaptureName parsed = parse_capture_name(name);
-  if (!several_files) return parsed.group.empty() ? "/" : parsed.group;
-  std::string group = "/" + fs::path(parsed.file).stem().string();
-  if (!parsed.group.empty() && parsed.group != "/") group += parsed.group;
-  return group;
+  std::string group = parse_capture_name(output).group;
+  if (group == "/") group.clear();
+  if (several_files) group += "/" + fs::path(parsed.file).stem().string();
+  if (parsed.group != "/") group += parsed.group;
+  return group.empty() ? "/" : group;
 }
 
 std::vector<std::string> list_all_captures(const std::vector<std::string>& arguments, bool go_on,

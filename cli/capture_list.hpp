@@ -16,9 +16,9 @@ std::vector<std::string> expand_folders(const std::vector<std::string>& argument
 /// Throws InputError if the output file is one of these inputs.
 void check_output(const std::string& output, const std::vector<std::string>& inputs);
 
-/// The group a capture of `name` gets in an output file: its own group, below the file's stem where the
-/// output gathers several files.
-std::string output_group(const std::string& name, bool several_files);
+/// The group that the capture `name` gets in the output OUT.h5 or OUT.h5:/group: its own group, below the
+/// output's if it names one, and below the file's stem where the output gathers several files.
+std::string output_group(const std::string& output, const std::string& name, bool several_files);
 
 /// Names of every capture of the arguments, in their order. With several arguments and `go_on`, one that
 /// cannot be used is reported on standard error and counted in `failed`; else it throws InputError.

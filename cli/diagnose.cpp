@@ -189,7 +189,8 @@ class Diagnosing {
     }
     audit::Diagnosis diagnosis = audit::diagnose(capture, how);
     diagnosis.remedies = audit::find_remedies(capture, diagnosis, remedies_, how.progress);
-    if (writer_) store(*writer_, output_group(capture.name, arguments_.size() > 1), capture, diagnosis);
+    if (writer_)
+      store(*writer_, output_group(options_.output, capture.name, arguments_.size() > 1), capture, diagnosis);
     Found& found = found_[n];
     if (one_ && !common_.json) {
       found.report = diagnosis_report(capture, diagnosis, options_.worst);
@@ -291,8 +292,9 @@ void add_diagnose(CLI::App& app, CommonOptions& common, Action& action) {
   const auto options = std::make_shared<Options>();
   command->add_option("files", options->files, "Captures (FILE.h5, FILE.h5:/group) or folders")->required();
   command->add_option("-b,--backend", options->backend, "The emulated kernel (default fa3)");
-  auto* output = command->add_option("-o,--output", options->output,
-                                     "Writes the capture and every row's findings to this HDF5 file");
+  auto* output = command->add_option(
+      "-o,--output", options->output,
+      "Writes the capture and every row's findings to this HDF5 file (OUT.h5 or OUT.h5:/group)");
   command->add_option("--html", options->page, "Writes a self-contained page to look at to this file");
   command
       ->add_option("--journal", options->journal,

@@ -67,7 +67,7 @@ int run(const Options& options, const CommonOptions& common) {
   Progress progress(common.quiet);
   Json captures = Json::array();
   for_each_capture({options.file}, false, [&](const Capture& capture) {
-    const std::string group = output_group(capture.name, false);
+    const std::string group = output_group(options.output, capture.name, false);
     const Problem& problem = capture.problem;
     audit::RowLocator locator(problem, {!options.trace.empty()});
     std::unique_ptr<audit::FullTrace> full;
@@ -112,7 +112,8 @@ void add_run(CLI::App& app, CommonOptions& common, Action& action) {
   command->add_option("file", options->file, "A capture, FILE.h5 or FILE.h5:/group; all captures of a file")
       ->required();
   command->add_option("-b,--backend", options->backend, "Backend (bitattn backends lists them)")->required();
-  command->add_option("-o,--output", options->output, "The file to write")->required();
+  command->add_option("-o,--output", options->output, "The file to write (OUT.h5 or OUT.h5:/group)")
+      ->required();
   command->add_flag("--trace{rows}", options->trace,
                     "Also stores per-row intermediates in /findings; --trace=full every pair's in /trace");
   command->callback(

@@ -118,16 +118,5 @@ TEST(Ranking, NothingIsRankedAsNothing) {
   EXPECT_THAT(ranking.fp32_first, IsEmpty());
 }
 
-TEST(Ranking, NaturalOrderTakesDigitsAsNumbers) {
-  EXPECT_TRUE(natural_less("blocks.9.attn", "blocks.10.attn"));
-  EXPECT_FALSE(natural_less("blocks.10.attn", "blocks.9.attn"));
-  EXPECT_TRUE(natural_less("a9b", "a10a"));
-  EXPECT_TRUE(natural_less("a", "a1"));
-  EXPECT_TRUE(natural_less("1", "a"));
-  EXPECT_FALSE(natural_less("a", "a"));
-  EXPECT_TRUE(natural_less("99999999999999999999", "100000000000000000000"));
-  EXPECT_FALSE(natural_less("a1", "a"));
-}
-
 }  // namespace
 }  // namespace bitattn::audit
