@@ -59,8 +59,9 @@ std::vector<hsize_t> chunk_shape(const std::vector<std::size_t>& shape, std::siz
   return chunk;
 }
 
-/// Attributes stay in the object's header: HDF5 1.10.8 crashes when it copies a group (h5copy, h5py's copy) whose
-/// attributes, more than eight, lie elsewhere. One too large for a header still goes elsewhere by itself.
+/// Attributes stay in the object's header: HDF5 1.10.8 crashes when it copies a group (h5copy, h5py's copy)
+/// whose attributes, more than eight, lie elsewhere. One too large for a header still goes elsewhere by
+/// itself.
 void keep_attributes_compact(hid_t create) {
   H5Pset_attr_phase_change(create, 1024, 0);
 }
