@@ -33,7 +33,10 @@ void check_device() {
   if (found != cudaSuccess || count == 0) {
     cudaGetLastError();
     fail(BITATTN_KERNELS_NO_DEVICE,
-         std::string("no CUDA device: ") + (found != cudaSuccess ? cudaGetErrorString(found) : "none found"));
+         std::string("no usable NVIDIA GPU here: ") +
+             (found == cudaErrorInsufficientDriver ? "no driver, or one older than this program's CUDA"
+              : found != cudaSuccess               ? cudaGetErrorString(found)
+                                                   : "CUDA lists none"));
   }
   int device = 0;
   int major = 0;
