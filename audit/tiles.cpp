@@ -1,24 +1,12 @@
 #include "audit/tiles.hpp"
 
+#include "backends/attention_inputs.hpp"
 #include "emu/profile/flash3.hpp"
 
 namespace bitattn::audit {
 
 TileSizes tile_sizes(const Problem& problem) {
-  profile::Call call;
-  call.head_dim = static_cast<int>(problem.head_dim);
-  call.head_dim_v = static_cast<int>(problem.head_dim_v);
-  call.heads_q = static_cast<int>(problem.heads_q);
-  call.heads_kv = static_cast<int>(problem.heads_kv);
-  call.seqlen_q = static_cast<int>(problem.seqlen_q);
-  call.seqlen_k = static_cast<int>(problem.seqlen_k);
-  call.varlen = problem.layout == Layout::thd;
-  call.softmax_scale = problem.softmax_scale;
-  call.causal = problem.causal;
-  call.window_left = problem.window_left;
-  call.window_right = problem.window_right;
-  call.softcap = problem.softcap;
-  call.deterministic = problem.deterministic;
+  const profile::Call call = profile_call(problem);
 
   TileSizes own;
   if (profile::round_head_dim(call.head_dim) != 0 && profile::round_head_dim(call.head_dim_v) != 0) {

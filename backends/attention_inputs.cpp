@@ -7,14 +7,8 @@
 
 namespace bitattn {
 
-void view_problem(const Problem& problem, bool with_dout, ProblemViews& views) {
-  constexpr std::size_t kMost = std::numeric_limits<int>::max() / 4;
-  if (problem.total_q() > kMost || problem.total_k() > kMost) {
-    throw InputError("more tokens than the emulator can index: " + std::to_string(problem.total_q()) +
-                     " queries, " + std::to_string(problem.total_k()) + " keys");
-  }
-  kernels::AttentionInputs& in = views.inputs;
-  profile::Call& call = in.call;
+profile::Call profile_call(const Problem& problem) {
+  profile::Call call;
   call.head_dim = static_cast<int>(problem.head_dim);
   call.head_dim_v = static_cast<int>(problem.head_dim_v);
   call.heads_q = static_cast<int>(problem.heads_q);
@@ -28,6 +22,17 @@ void view_problem(const Problem& problem, bool with_dout, ProblemViews& views) {
   call.window_right = problem.window_right;
   call.softcap = problem.softcap;
   call.deterministic = problem.deterministic;
+  return call;
+}
+
+void view_problem(const Problem& problem, bool with_dout, ProblemViews& views) {
+  constexpr std::size_t kMost = std::numeric_limits<int>::max() / 4;
+  if (problem.total_q() > kMost || problem.total_k() > kMost) {
+    throw InputError("more tokens than the emulator can index: " + std::to_string(problem.total_q()) +
+                     " queries, " + std::to_string(problem.total_k()) + " keys");
+  }
+  kernels::AttentionInputs& in = views.inputs;
+  in.call = profile_call(problem);
   views.sequences.clear();
   views.rows.clear();
   for (std::size_t b = 0; b < problem.batch; ++b) {

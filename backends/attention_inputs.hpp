@@ -17,6 +17,9 @@ struct ProblemViews {
   kernels::AttentionInputs inputs;
 };
 
+/// What the kernel's choices (tiles, order) depend on.
+profile::Call profile_call(const Problem& problem);
+
 /// Views of `problem`; with_dout: the backward is wanted. Throws InputError where a length does not fit the
 /// emulator's int.
 void view_problem(const Problem& problem, bool with_dout, ProblemViews& views);

@@ -327,11 +327,6 @@ class Importer {
     for (const auto& [key, value] : options_.attributes) p.attributes[key] = value;
   }
 
-  static std::size_t longest(const std::vector<std::int32_t>& cu) {
-    std::int64_t most = 0;
-    for (std::size_t i = 1; i < cu.size(); ++i) most = std::max(most, std::int64_t{cu[i]} - cu[i - 1]);
-    return static_cast<std::size_t>(most);
-  }
 
   ImportedCapture one(const std::string& prefix, const Names& names) const {
     ImportedCapture import;
@@ -347,22 +342,11 @@ class Importer {
     p.q = in_order(std::move(p.q), packed, 0, "q");
     p.k = in_order(words(names, "k", import), packed, 0, "k");
     p.v = in_order(words(names, "v", import), packed, 0, "v");
-    const std::size_t rank = p.q.shape.size();
-    p.heads_q = p.q.shape[rank - 2];
-    p.heads_kv = p.k.shape[rank - 2];
-    p.head_dim = p.q.shape[rank - 1];
-    p.head_dim_v = p.v.shape[rank - 1];
     if (packed) {
       p.cu_seqlens_q = offsets(names, "cu_seqlens_q");
       p.cu_seqlens_k = offsets(names, "cu_seqlens_k");
-      p.batch = p.cu_seqlens_q.empty() ? 0 : p.cu_seqlens_q.size() - 1;
-      p.seqlen_q = longest(p.cu_seqlens_q);
-      p.seqlen_k = longest(p.cu_seqlens_k);
-    } else {
-      p.batch = p.q.shape[0];
-      p.seqlen_q = p.q.shape[1];
-      p.seqlen_k = p.k.shape[1];
     }
+    set_sizes(p);
     p.dout = in_order(words(names, "dout", import), packed, p.heads_q, "dout");
     r.backend = "recorded";
     r.out = in_order(words(names, "out", import), packed, p.heads_q, "out");

@@ -163,6 +163,13 @@ void expect_shape(const std::vector<std::size_t>& found, const std::vector<std::
   checked_elements(expected, where + ": tensor " + name);
 }
 
+std::size_t longest_of(const std::vector<std::int32_t>& cu_seqlens) {
+  std::int64_t most = 0;
+  for (std::size_t i = 1; i < cu_seqlens.size(); ++i)
+    most = std::max(most, std::int64_t{cu_seqlens[i]} - cu_seqlens[i - 1]);
+  return static_cast<std::size_t>(most);
+}
+
 /// Throws unless `offsets` starts at 0, never falls, and ends at `total`; returns the longest length.
 std::size_t check_offsets(const std::vector<std::int32_t>& offsets, std::size_t total, const char* name,
                           const std::string& where) {
@@ -196,6 +203,23 @@ void check_window(int value, const char* name, const std::string& where) {
 }
 
 }  // namespace
+
+void set_sizes(Problem& p) {
+  const std::size_t axes = p.q.shape.size();
+  p.heads_q = p.q.shape[axes - 2];
+  p.heads_kv = p.k.shape[axes - 2];
+  p.head_dim = p.q.shape[axes - 1];
+  p.head_dim_v = p.v.shape[axes - 1];
+  if (p.layout == Layout::thd) {
+    p.batch = p.cu_seqlens_q.empty() ? 0 : p.cu_seqlens_q.size() - 1;
+    p.seqlen_q = longest_of(p.cu_seqlens_q);
+    p.seqlen_k = longest_of(p.cu_seqlens_k);
+  } else {
+    p.batch = p.q.shape[0];
+    p.seqlen_q = p.q.shape[1];
+    p.seqlen_k = p.k.shape[1];
+  }
+}
 
 void check_problem_without_data(const Problem& problem, const std::string& where) {
   const std::size_t rank = problem.layout == Layout::bshd ? 4 : 3;

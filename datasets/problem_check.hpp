@@ -7,6 +7,10 @@
 
 namespace bitattn {
 
+/// Heads, head sizes, batch and lengths as the shapes of q, k and v and the cu_seqlens say; q, k and v have the
+/// axes of the layout.
+void set_sizes(Problem& problem);
+
 /// check_problem with the tensors' data left out, so that a reader can refuse a problem before it takes
 /// memory for it. Throws InputError.
 void check_problem_without_data(const Problem& problem, const std::string& where);

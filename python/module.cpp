@@ -27,6 +27,7 @@
 #include "datasets/error.hpp"
 #include "datasets/import.hpp"
 #include "datasets/interrupt.hpp"
+#include "datasets/problem_check.hpp"
 #include "datasets/regime.hpp"
 #include "datasets/shape_text.hpp"
 #include "python/words.hpp"
@@ -105,13 +106,6 @@ std::vector<std::int32_t> offsets(const py::object& object, const std::string& n
   }
 }
 
-std::size_t longest(const std::vector<std::int32_t>& cu_seqlens) {
-  std::int64_t most = 0;
-  for (std::size_t i = 1; i < cu_seqlens.size(); ++i)
-    most = std::max(most, std::int64_t{cu_seqlens[i]} - cu_seqlens[i - 1]);
-  return static_cast<std::size_t>(most);
-}
-
 Attribute attribute(const py::handle& value, const std::string& name) {
   if (py::isinstance<py::bool_>(value) || py::isinstance<py::int_>(value)) return value.cast<std::int64_t>();
   if (py::isinstance<py::float_>(value)) return value.cast<double>();
@@ -153,21 +147,11 @@ std::shared_ptr<Capture> make_capture(const py::object& q, const py::object& k, 
     throw InputError(std::string("tensor ") + tensor_name + " has shape " + shape_text(tensor->shape) +
                      ", expected " + (axes == 3 ? "[total,H,D]" : "[B,S,H,D]"));
   }
-  p.heads_q = p.q.shape[axes - 2];
-  p.heads_kv = p.k.shape[axes - 2];
-  p.head_dim = p.q.shape[axes - 1];
-  p.head_dim_v = p.v.shape[axes - 1];
   if (p.layout == Layout::thd) {
     p.cu_seqlens_q = offsets(cu_seqlens_q, "cu_seqlens_q");
     p.cu_seqlens_k = offsets(cu_seqlens_k, "cu_seqlens_k");
-    p.batch = p.cu_seqlens_q.empty() ? 0 : p.cu_seqlens_q.size() - 1;
-    p.seqlen_q = longest(p.cu_seqlens_q);
-    p.seqlen_k = longest(p.cu_seqlens_k);
-  } else {
-    p.batch = p.q.shape[0];
-    p.seqlen_q = p.q.shape[1];
-    p.seqlen_k = p.k.shape[1];
   }
+  set_sizes(p);
   p.softmax_scale = softmax_scale;
   p.causal = causal;
   p.window_left = window.first;
