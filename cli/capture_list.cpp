@@ -37,13 +37,19 @@ std::vector<std::string> expand_folders(const std::vector<std::string>& argument
   return names;
 }
 
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (fs::exists(a, error) && fs::exists(b, error)) return fs::equivalent(a, b, error);
+  return fs::weakly_canonical(fs::absolute(a, error), error) ==
+         fs::weakly_canonical(fs::absolute(b, error), error);
+}
+
 void check_output(const std::string& output, const std::vector<std::string>& inputs) {
   const std::string file = parse_capture_name(output).file;
   std::error_code error;
   if (fs::is_directory(file, error)) throw InputError(file + ": is a folder, expected a file to write to");
   for (const std::string& input : inputs) {
-    const std::string path = parse_capture_name(input).file;
-    if (fs::exists(file, error) && fs::equivalent(file, path, error)) {
+    if (same_file(file, parse_capture_name(input).file)) {
       throw InputError(file + ": the output would replace the input");
     }
   }

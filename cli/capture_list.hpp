@@ -13,6 +13,9 @@ namespace bitattn::cli {
 /// InputError for a folder without any.
 std::vector<std::string> expand_folders(const std::vector<std::string>& arguments);
 
+/// Are two paths one file, or would they be?
+bool same_file(const std::string& a, const std::string& b);
+
 /// Throws InputError if the output file is one of these inputs.
 void check_output(const std::string& output, const std::vector<std::string>& inputs);
 

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -90,6 +92,7 @@ class Diagnosing {
     // Names that are none are told once, not for every capture.
     make_backend(how_.backend);
     names_ = list_all_captures(arguments_, writer_ == nullptr, failed_);
+    if (writer_) check_groups();
     one_ = arguments_.size() == 1 && names_.size() == 1 && options_.journal.empty();
     how_.blame = blame_scope(options_.blame, one_);
     // Of many captures nobody reads every recommendation.
@@ -137,20 +140,40 @@ class Diagnosing {
     }
     if (with_page()) {
       const OutputFile place(options_.page, arguments_);
-      if (options_.page == parse_capture_name(options_.output).file) {
+      if (writer_ && same_file(options_.page, parse_capture_name(options_.output).file)) {
         throw InputError(options_.page + ": cannot be both the page and the findings");
       }
     }
     if (options_.journal.empty()) return;
     check_output(options_.journal, arguments_);
-    if (options_.journal == options_.page)
+    if (with_page() && same_file(options_.journal, options_.page))
       throw InputError(options_.journal + ": cannot be both the page and the journal");
+  }
+
+  /// That two captures would be stored in one group is known before the work.
+  void check_groups() const {
+    std::map<std::string, std::string> taken;
+    for (const std::string& name : names_) {
+      const std::string group = output_group(options_.output, name, arguments_.size() > 1);
+      const auto [other, fresh] = taken.emplace(group, name);
+      if (!fresh) {
+        throw InputError(fmt::format("{}: {} and {} would both be {}; give them one at a time",
+                                     options_.output, other->second, name, group));
+      }
+    }
   }
 
   /// All that changes a figure.
   std::string settings() const {
-    return fmt::format("{} -b {} --reference {} --rows {} --worst {} --blame {} --remedies {}",
-                       page::version_text(), how_.backend, how_.reference, options_.rows, options_.worst,
+    std::string version = page::version_text();
+    // Of a tree with changes of its own, the commit does not say which program it is.
+    if (version.find('+') != std::string::npos) {
+      std::error_code error;
+      const auto built = std::filesystem::last_write_time("/proc/self/exe", error);
+      version += fmt::format(" {}", built.time_since_epoch().count());
+    }
+    return fmt::format("{} -b {} --reference {} --rows {} --worst {} --blame {} --remedies {}", version,
+                       how_.backend, how_.reference, options_.rows, options_.worst,
                        static_cast<int>(how_.blame), static_cast<int>(remedies_));
   }
 

@@ -8,6 +8,7 @@
 
 #include "cli/capture_list.hpp"
 #include "cli/output.hpp"
+#include "cli/table.hpp"
 #include "datasets/capture_file.hpp"
 #include "datasets/error.hpp"
 #include "datasets/import.hpp"
@@ -68,6 +69,18 @@ ImportOptions import_options(const Options& options) {
   return how;
 }
 
+/// What was made of the file's axes, in words: a wrong layout is seen here first.
+std::string shape_words(const Problem& p) {
+  const auto heads = [](std::size_t q, std::size_t kv) {
+    return q == kv ? counted(q, "head") : fmt::format("{} query and {} KV heads", q, kv);
+  };
+  const std::string tokens = p.total_q() == p.total_k()
+                                 ? counted(p.seqlen_q, "token")
+                                 : fmt::format("{} queries, {} keys", p.seqlen_q, p.seqlen_k);
+  return fmt::format("batch {}, {}, {}, head size {}", p.batch, tokens, heads(p.heads_q, p.heads_kv),
+                     p.head_dim);
+}
+
 int run(const Options& options, const CommonOptions& common) {
   const ImportOptions how = import_options(options);
   check_output(options.output, options.files);
@@ -84,14 +97,16 @@ int run(const Options& options, const CommonOptions& common) {
     if (group.empty() || captures.size() > 1) group += import.group;
     writer.write_capture(group, problem, import.capture.recorded);
     json.push_back({{"group", group},
+                    {"layout", import.layout},
                     {"q", json_shape(problem.q.shape)},
                     {"k", json_shape(problem.k.shape)},
                     {"tensors", import.taken},
                     {"rounded", import.rounded}});
-    text += fmt::format("{}{}: ", output.file, group == "/" ? "" : ":" + one_line(group));
-    for (const std::string& taken : import.taken) text += (taken == import.taken[0] ? "" : ", ") + taken;
-    text += import.rounded > 0 ? fmt::format("; {} rounded to BF16\n", counted(import.rounded, "element"))
-                               : std::string("\n");
+    std::string line = fmt::format("{}{}: ", output.file, group == "/" ? "" : ":" + one_line(group));
+    for (const std::string& taken : import.taken) line += (taken == import.taken[0] ? "" : ", ") + taken;
+    line += fmt::format("; read as {}: {}", import.layout, shape_words(problem));
+    if (import.rounded > 0) line += fmt::format("; {} rounded to BF16", counted(import.rounded, "element"));
+    text += wrapped(line, 0);
   }
   writer.commit();
   if (common.json) {

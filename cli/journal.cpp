@@ -1,13 +1,17 @@
 #include "cli/journal.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
+#include <libdeflate.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <string_view>
 
 #include "datasets/capture_file.hpp"
 #include "datasets/error.hpp"
@@ -16,10 +20,36 @@ namespace bitattn::cli {
 
 namespace {
 
-constexpr const char* kFirstLine = "{\"journal\":\"bitattn diagnose\",\"format\":1}\n";
+constexpr const char* kFirstLine = "{\"journal\":\"bitattn diagnose\",\"format\":2}\n";
 
 std::string dumped(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+/// What a line begins with; the checksum is that of the rest.
+std::string head_of(std::string_view rest) {
+  return fmt::format("{{\"crc32\":\"{:08x}\",", libdeflate_crc32(0, rest.data(), rest.size()));
+}
+
+/// The entry of a line, discarded where the line is not as it was written.
+Json whole_entry(const std::string& line) {
+  const std::size_t head = head_of({}).size();
+  if (line.size() < head || line.compare(0, head, head_of(std::string_view(line).substr(head))) != 0)
+    return Json(Json::value_t::discarded);
+  return Json::parse(line, nullptr, false);
+}
+
+/// A path in letters that any JSON holds, no two paths alike.
+std::string in_ascii(const std::string& path) {
+  std::string text;
+  for (const char c : path) {
+    if (c < ' ' || c > '~' || c == '\\') {
+      text += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      text += c;
+    }
+  }
+  return text;
 }
 
 }  // namespace
@@ -52,6 +82,7 @@ void Journal::load() {
   const std::string first = kFirstLine;
   std::ifstream file(path_, std::ios::binary);
   std::string line;
+  std::size_t number = 1;
   off_t whole = 0;  // where the last line that is not cut off ends
   for (bool header = true; std::getline(file, line); header = false) {
     if (file.eof()) {
@@ -64,9 +95,13 @@ void Journal::load() {
       if (line + "\n" != first) throw no_journal;
       continue;
     }
-    const Json entry = Json::parse(line, nullptr, false);
-    if (!entry.is_object() || !entry.contains("key") || !entry.contains("entry")) throw no_journal;
-    kept_[dumped(entry["key"])] = place;
+    ++number;
+    const Json entry = whole_entry(line);
+    if (entry.is_discarded()) {
+      warn(fmt::format("{}: line {} is damaged: its capture is done again", path_, number));
+    } else {
+      kept_[dumped(entry["key"])] = place;
+    }
   }
   if (file.bad()) throw InputError(path_ + ": the journal cannot be read");
   if (::ftruncate(descriptor_, whole) != 0)
@@ -79,7 +114,11 @@ std::string Journal::key(const std::string& capture) const {
   ::stat(parse_capture_name(capture).file.c_str(), &about);
   constexpr std::int64_t kNanoseconds = 1000000000;
   const std::int64_t changed = about.st_mtim.tv_sec * kNanoseconds + about.st_mtim.tv_nsec;
-  return dumped(Json::array({capture, static_cast<std::int64_t>(about.st_size), changed, settings_}));
+  const CaptureName name = parse_capture_name(capture);
+  std::error_code error;  // a file that is gone is told by whoever reads it
+  const std::string file = std::filesystem::weakly_canonical(name.file, error).string();
+  return dumped(Json::array(
+      {in_ascii(file + ":" + name.group), static_cast<std::int64_t>(about.st_size), changed, settings_}));
 }
 
 Json Journal::find(const std::string& key) const {
@@ -89,14 +128,14 @@ Json Journal::find(const std::string& key) const {
   std::string line(found->second.length, '\0');
   const ssize_t n = ::pread(descriptor_, line.data(), line.size(), found->second.begin);
   if (n != static_cast<ssize_t>(line.size())) return nullptr;
-  Json json = Json::parse(line, nullptr, false);
-  return json.is_object() ? json["entry"] : Json(nullptr);
+  Json json = whole_entry(line);
+  return json.is_discarded() ? Json(nullptr) : json["entry"];
 }
 
 void Journal::add(const std::string& key, const Json& entry) {
-  const std::string line = "{\"key\":" + key + ",\"entry\":" + dumped(entry) + "}\n";
+  const std::string rest = "\"key\":" + key + ",\"entry\":" + dumped(entry) + "}";
   const std::lock_guard lock(mutex_);
-  append(line);
+  append(head_of(rest) + rest + "\n");
 }
 
 void Journal::append(const std::string& line) {

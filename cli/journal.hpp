@@ -13,7 +13,8 @@
 
 namespace bitattn::cli {
 
-/// A line that was cut off by a crash is dropped. find() and add() may be called from any thread.
+/// A line that was cut off by a crash is dropped, one that is not what was written (every line has a
+/// checksum) is told and not used. find() and add() may be called from any thread.
 class Journal {
  public:
   /// Opens the file at `path`, or begins it. `settings`: all that changes a figure, the program's version
@@ -23,8 +24,8 @@ class Journal {
   Journal& operator=(const Journal&) = delete;
   ~Journal();
 
-  /// What an entry is found by: the capture's name, its file's size and time of change as they are now, and
-  /// the settings. To be taken before the file is read.
+  /// What an entry is found by: the capture's group, its file's whole path, its size and time of change as
+  /// they are now, and the settings. To be taken before the file is read.
   std::string key(const std::string& capture) const;
   /// The entry, null where there is none.
   Json find(const std::string& key) const;

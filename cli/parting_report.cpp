@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "cli/comparison_report.hpp"
 #include "cli/identification_report.hpp"
@@ -54,6 +55,25 @@ audit::Comparison shown_comparison(const ComparedPair& pair) {
   tensors.insert(tensors.end(), shown.tensors.begin(), shown.tensors.end());
   shown.tensors = std::move(tensors);
   return shown;
+}
+
+/// Tensors that were recorded on one side only have no bits to compare.
+std::string one_sided_text(const ComparedRuns& runs) {
+  std::map<std::string, std::size_t> only_in_a;
+  std::map<std::string, std::size_t> only_in_b;
+  for (const ComparedPair& pair : runs.pairs) {
+    for (const audit::TensorComparison& t : pair.results.tensors) {
+      if (t.verdict == audit::TensorVerdict::only_in_a) ++only_in_a[t.tensor];
+      if (t.verdict == audit::TensorVerdict::only_in_b) ++only_in_b[t.tensor];
+    }
+  }
+  const auto side = [](const char* name, const std::map<std::string, std::size_t>& tensors) {
+    std::string text;
+    for (const auto& [tensor, captures] : tensors)
+      text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", tensor, counted(captures, "capture"));
+    return text.empty() ? text : wrapped(fmt::format("Not compared, as only {} holds them: {}.", name, text));
+  };
+  return side("a", only_in_a) + side("b", only_in_b);
 }
 
 std::string tensors_text(const ComparedPair& pair) {
@@ -173,7 +193,8 @@ std::string parting_report(const ComparedRuns& runs, const std::optional<Followe
   std::string text = unpaired_text("a", runs.only_in_a) + unpaired_text("b", runs.only_in_b);
   if (!runs.first) {
     if (one) return tensors_text(runs.pairs.front());
-    return text + fmt::format("No bit differs in {}.\n", counted(runs.pairs.size(), "capture"));
+    return text + fmt::format("No bit differs in {}.\n", counted(runs.pairs.size(), "capture")) +
+           one_sided_text(runs);
   }
   const ComparedPair& pair = runs.pairs[*runs.first];
   text += (text.empty() ? "" : "\n") + first_text(pair, one);

@@ -2,7 +2,9 @@
 
 #include <zip.h>
 
+#include <cstring>
 #include <memory>
+#include <optional>
 
 #include "datasets/capture_reader.hpp"
 #include "datasets/error.hpp"
@@ -10,6 +12,24 @@
 #include "datasets/shape_text.hpp"
 
 namespace bitattn {
+
+namespace {
+
+/// A number without axes, as np.savez keeps a step or a scale: said beside the tensors.
+std::optional<Attribute> scalar_value(const ForeignTensor& tensor) {
+  if (!tensor.shape.empty()) return std::nullopt;
+  const auto as = [&tensor](auto zero) {
+    std::memcpy(&zero, tensor.bytes.data(), sizeof zero);
+    return zero;
+  };
+  if (tensor.type == "i32") return std::int64_t{as(std::int32_t{})};
+  if (tensor.type == "i64") return as(std::int64_t{});
+  if (tensor.type == "fp32") return static_cast<double>(as(float{}));
+  if (tensor.type == "fp64") return as(double{});
+  return std::nullopt;
+}
+
+}  // namespace
 
 ForeignFile read_npz(const std::string& path) {
   const auto fail = [&path](const std::string& what) { throw InputError(path + ": " + what); };
@@ -50,7 +70,12 @@ ForeignFile read_npz(const std::string& path) {
     std::uint8_t more = 0;
     if (!entry || at < content.size() || zip_fread(entry.get(), &more, 1) != 0)
       fail("array " + printable(name) + " is damaged");
-    file.tensors[name] = parse_npy(path + ": array " + printable(name), content);
+    ForeignTensor tensor = parse_npy(path + ": array " + printable(name), content);
+    if (const std::optional<Attribute> value = scalar_value(tensor)) {
+      file.attributes[name] = *value;
+    } else {
+      file.tensors[name] = std::move(tensor);
+    }
   }
   return file;
 }

@@ -68,8 +68,12 @@ class Importer {
     if (captures.empty()) {
       std::string found;
       for (const auto& [name, tensor] : file_.tensors) found += (found.empty() ? "" : ", ") + printable(name);
+      std::string missing;
+      for (const std::string own : {"q", "k", "v"})
+        if (!options_.names.contains(own) && !has_usual_name(own)) missing += " --map " + own + "=NAME";
+      if (missing.empty()) missing = " --map q=NAME --map k=NAME --map v=NAME";  // each below another prefix
       fail("no q, k and v by their usual names among " + (found.empty() ? "no tensors" : printable(found)) +
-           "; expected --map q=NAME --map k=NAME --map v=NAME");
+           "; expected" + missing);
     }
     if (captures.size() > 1 && !options_.names.empty())
       fail("--map fits one capture, found several: " + several);
@@ -93,6 +97,13 @@ class Importer {
     static const std::set<std::string> kLayouts{"", "BSHD", "BHSD", "SBHD", "THD"};
     if (!kLayouts.contains(options_.layout))
       fail("--layout " + printable(options_.layout) + ": expected BSHD, BHSD, SBHD or THD");
+  }
+
+  bool has_usual_name(const std::string& own) const {
+    const std::vector<std::string>& names = usual_names().at(own);
+    return std::any_of(file_.tensors.begin(), file_.tensors.end(), [&](const auto& tensor) {
+      return std::find(names.begin(), names.end(), lower(split(tensor.first).last)) != names.end();
+    });
   }
 
   std::map<std::string, Names> candidates() const {
@@ -324,9 +335,10 @@ class Importer {
       const bool own = key.find('/') == std::string::npos || key.rfind(prefix + "/", 0) == 0;
       if (own && !kOwn.contains(parts.last)) p.attributes[parts.last] = value;
     }
+    // What tells a capture from the others of its file is its layer, where nothing else is said.
+    if (!prefix.empty() && !p.attributes.contains("layer")) p.attributes["layer"] = prefix;
     for (const auto& [key, value] : options_.attributes) p.attributes[key] = value;
   }
-
 
   ImportedCapture one(const std::string& prefix, const Names& names) const {
     ImportedCapture import;
@@ -339,6 +351,7 @@ class Importer {
     p.q = words(names, "q", import);
     const bool packed = options_.layout == "THD" || (options_.layout.empty() && p.q.shape.size() == 3);
     p.layout = packed ? Layout::thd : Layout::bshd;
+    import.layout = packed ? "THD" : options_.layout.empty() ? "BSHD" : options_.layout;
     p.q = in_order(std::move(p.q), packed, 0, "q");
     p.k = in_order(words(names, "k", import), packed, 0, "k");
     p.v = in_order(words(names, "v", import), packed, 0, "v");

@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "audit/witness.hpp"
 #include "backends/backend.hpp"
 #include "cli/capture_header.hpp"
+#include "cli/capture_list.hpp"
 #include "cli/comparison_report.hpp"
 #include "cli/diagnosis_json.hpp"
 #include "cli/identification_report.hpp"
@@ -39,6 +42,13 @@ using cli::Json;
 
 namespace {
 
+/// Text of a file may hold any bytes: what is no UTF-8 is replaced.
+py::str text_to_python(const std::string& text) {
+  PyObject* object = PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace");
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(object);
+}
+
 py::object to_python(const Json& json) {
   switch (json.type()) {
     case Json::value_t::boolean:
@@ -50,7 +60,7 @@ py::object to_python(const Json& json) {
     case Json::value_t::number_float:
       return py::float_(json.get<double>());
     case Json::value_t::string:
-      return py::str(json.get<std::string>());
+      return text_to_python(json.get<std::string>());
     case Json::value_t::array: {
       py::list list;
       for (const Json& item : json) list.append(to_python(item));
@@ -58,7 +68,7 @@ py::object to_python(const Json& json) {
     }
     case Json::value_t::object: {
       py::dict dict;
-      for (const auto& [key, value] : json.items()) dict[py::str(key)] = to_python(value);
+      for (const auto& [key, value] : json.items()) dict[text_to_python(key)] = to_python(value);
       return dict;
     }
     default:
@@ -106,11 +116,43 @@ std::vector<std::int32_t> offsets(const py::object& object, const std::string& n
   }
 }
 
+/// Text as HDF5 can hold it.
+std::string plain_text(const py::handle& value, const std::string& what) {
+  std::string text;
+  try {
+    text = value.cast<std::string>();
+  } catch (const py::cast_error&) {
+    throw InputError(what + " is no text that UTF-8 can hold");
+  }
+  if (text.find('\0') != std::string::npos) throw InputError(what + " holds a character NUL");
+  return text;
+}
+
 Attribute attribute(const py::handle& value, const std::string& name) {
-  if (py::isinstance<py::bool_>(value) || py::isinstance<py::int_>(value)) return value.cast<std::int64_t>();
+  if (py::isinstance<py::bool_>(value) || py::isinstance<py::int_>(value)) {
+    try {
+      return value.cast<std::int64_t>();
+    } catch (const py::cast_error&) {
+      throw InputError("attribute " + printable(name) + " is beyond 64 bits");
+    }
+  }
   if (py::isinstance<py::float_>(value)) return value.cast<double>();
-  if (py::isinstance<py::str>(value)) return value.cast<std::string>();
-  throw InputError("attribute " + name + " is no number and no text");
+  if (py::isinstance<py::str>(value)) return plain_text(value, "attribute " + printable(name));
+  throw InputError("attribute " + printable(name) + " is no number and no text");
+}
+
+/// A dictionary of a capture's own attributes. What a problem holds itself cannot be among them.
+Attributes attributes_from(const py::dict& dict) {
+  static const std::set<std::string> kOwn{"softmax_scale",    "causal",        "window_left",
+                                          "window_right",     "softcap",       "layout",
+                                          "causal_alignment", "deterministic", "schema_version"};
+  Attributes attributes;
+  for (const auto& [key, value] : dict) {
+    const std::string name = plain_text(py::str(key), "the name of an attribute");
+    if (kOwn.contains(name)) throw InputError("attribute " + name + " is an argument of its own");
+    attributes[name] = attribute(value, name);
+  }
+  return attributes;
 }
 
 void expect_shape(const std::string& name, const std::vector<std::size_t>& found,
@@ -161,10 +203,7 @@ std::shared_ptr<Capture> make_capture(const py::object& q, const py::object& k, 
   if (alignment != "bottom-right" && alignment != "top-left")
     throw InputError("causal_alignment is \"" + alignment + "\", expected bottom-right or top-left");
   p.causal_alignment = alignment == "top-left" ? CausalAlignment::top_left : CausalAlignment::bottom_right;
-  for (const auto& [key, value] : attributes) {
-    const auto attribute_name = py::str(key).cast<std::string>();
-    p.attributes[attribute_name] = attribute(value, attribute_name);
-  }
+  p.attributes = attributes_from(attributes);
   check_problem(p, name);
   Result& r = capture->recorded;
   r.backend = "recorded";
@@ -210,17 +249,42 @@ Bf16View view_of(const py::object& self, const std::string& name) {
 
 py::dict attributes_of(const Problem& problem) {
   py::dict dict;
-  for (const auto& [name, value] : problem.attributes)
-    std::visit([&dict, key = name](const auto& v) { dict[py::str(key)] = v; }, value);
+  for (const auto& [name, value] : problem.attributes) {
+    const auto* text = std::get_if<std::string>(&value);
+    dict[text_to_python(name)] =
+        text != nullptr ? py::object(text_to_python(*text))
+                        : std::visit([](const auto& v) { return py::object(py::cast(v)); }, value);
+  }
   return dict;
+}
+
+std::vector<std::string> captures_in(const std::string& path) {
+  std::vector<std::string> names;
+  for (const std::string& file : cli::expand_folders({path}))
+    for (const ListedCapture& listed : list_attributes(file)) names.push_back(listed.name);
+  return names;
+}
+
+std::shared_ptr<Capture> load(const std::string& name) {
+  if (!parse_capture_name(name).group.empty()) return std::make_shared<Capture>(read_capture(name));
+  const std::vector<std::string> names = captures_in(name);
+  if (names.size() != 1) {
+    throw InputError(name + ": holds " + std::to_string(names.size()) +
+                     " captures, expected the name of one, such as " + names.at(0) +
+                     " (bitattn.list_captures)");
+  }
+  return std::make_shared<Capture>(read_capture(names[0]));
 }
 
 // HDF5 is not safe for threads, and h5py may be at work in this process: reading and writing keep the lock of
 // the interpreter.
 void save(const std::string& path, const std::map<std::string, std::shared_ptr<Capture>>& captures) {
+  if (path.find('\0') != std::string::npos) throw InputError("the path holds a character NUL");
   CaptureWriter writer(path);
-  for (const auto& [group, capture] : captures)
+  for (const auto& [group, capture] : captures) {
+    if (!capture) throw InputError("group " + printable(group) + " is None, expected a Capture");
     writer.write_capture(group, capture->problem, capture->recorded);
+  }
   writer.commit();
 }
 
@@ -236,10 +300,7 @@ std::vector<std::string> import_tensors(
     options.window_left = window->first;
     options.window_right = window->second;
   }
-  for (const auto& [key, value] : attributes) {
-    const auto name = py::str(key).cast<std::string>();
-    options.attributes[name] = attribute(value, name);
-  }
+  options.attributes = attributes_from(attributes);
   const std::string where = files.size() == 1 ? files[0] : "the files";
   const std::vector<ImportedCapture> imported = import_captures(where, read_foreign(files), options);
   CaptureWriter writer(output, files);
@@ -304,6 +365,8 @@ py::object compare_recorded(const Capture& a, const Capture& b) {
     first.backend = second.backend = "recorded";
     audit::Comparison comparison =
         audit::compare_results(a.name + " against " + b.name, a.problem, first, second);
+    if (comparison.compared_tensors() == 0)
+      throw InputError(a.name + " and " + b.name + ": no output is recorded in both");
     comparison.a = "a";
     comparison.b = "b";
     json = cli::comparison_json(comparison);
@@ -421,7 +484,13 @@ PYBIND11_MODULE(_native, m) {
   py::class_<Bf16View>(m, "Bf16View",
                        "A BF16 tensor of a capture for torch.from_dlpack; not to be written to.")
       .def("__dlpack__",
-           [](const Bf16View& view, const py::kwargs&) { return dlpack_of(*view.tensor, view.owner); })
+           [](const Bf16View& view, const py::kwargs& how) {
+             if (!how.contains("copy") || how["copy"].is_none() || !how["copy"].cast<bool>())
+               return dlpack_of(*view.tensor, view.owner);
+             auto copy = std::make_unique<Bf16Tensor>(*view.tensor);
+             const py::capsule owner(copy.get(), [](void* p) { delete static_cast<Bf16Tensor*>(p); });
+             return dlpack_of(*copy.release(), owner);
+           })
       .def("__dlpack_device__", [](const Bf16View&) {
         return std::pair{1, 0};
       });
@@ -482,15 +551,16 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("cu_seqlens_k", [](const Capture& c) { return c.problem.cu_seqlens_k; })
       .def_property_readonly("attributes", [](const Capture& c) { return attributes_of(c.problem); })
       .def("__repr__", [](const Capture& c) {
-        return "<bitattn.Capture " + c.name + ", q " + shape_text(c.problem.q.shape) + ", k " +
-               shape_text(c.problem.k.shape) + ">";
+        const std::string& backend = c.recorded.backend;
+        return "<bitattn.Capture " + c.name +
+               (backend.empty() || backend == "recorded" ? "" : " by " + backend) + ", q " +
+               shape_text(c.problem.q.shape) + ", k " + shape_text(c.problem.k.shape) + ">";
       });
 
-  m.def("list_captures", &list_captures, py::arg("file"),
-        "Names of all captures in a file, as FILE.h5:/group.");
-  m.def(
-      "load", [](const std::string& name) { return std::make_shared<Capture>(read_capture(name)); },
-      py::arg("name"), "The capture FILE.h5 or FILE.h5:/group, checked in full.");
+  m.def("list_captures", &captures_in, py::arg("path"),
+        "Names of all captures in a file or folder, as FILE.h5:/group.");
+  m.def("load", &load, py::arg("name"),
+        "The capture FILE.h5:/group, or the only one of FILE.h5, checked in full.");
   m.def("save", &save, py::arg("path"), py::arg("captures"),
         "Writes captures by group ({\"/step_000100/layer_3\": capture}) to a new file, whole or not at all.");
   m.def("import_tensors", &import_tensors, py::arg("files"), py::arg("output"), py::kw_only(),

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "datasets/error.hpp"
+#include "datasets/shape_text.hpp"
 
 namespace bitattn::python {
 
@@ -53,6 +54,27 @@ std::string type_name(const py::handle& object) {
   throw InputError("tensor " + tensor + " is " + found + ", expected " + expected);
 }
 
+/// "float32" for what DLPack calls code 2 and 32 bits.
+std::string type_text(DlType type) {
+  static const char* const kNames[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  const std::string name =
+      type.code < std::size(kNames) ? kNames[type.code] : "type " + std::to_string(type.code) + " of ";
+  return name + std::to_string(type.bits);
+}
+
+/// What `call` gives; Python's own refusal (a tensor without memory, say) as ours.
+template <class Call>
+auto dlpack_call(const std::string& tensor, const py::handle& object, Call call) {
+  try {
+    return call();
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    const std::string reason = py::str(error.value()).cast<std::string>();
+    throw InputError("tensor " + tensor + " (" + type_name(object) +
+                     ") gives nothing through DLPack: " + printable(reason));
+  }
+}
+
 void release(DlManagedTensor* managed) {
   if (managed->deleter != nullptr) managed->deleter(managed);
 }
@@ -65,11 +87,13 @@ py::array from_dlpack(const py::handle& object, const std::string& tensor, DlTyp
   if (py::hasattr(source, "requires_grad") && source.attr("requires_grad").cast<bool>())
     source = source.attr("detach")();
   // Asked before the tensor is taken, so that one on a GPU is refused before anything waits for it.
-  const py::tuple device = source.attr("__dlpack_device__")();
+  const py::tuple device =
+      dlpack_call(tensor, source, [&] { return py::tuple(source.attr("__dlpack_device__")()); });
   const int where = py::int_(device[0]).cast<int>();
   if (where != kDlCpu && where != kDlCudaHost)
     refuse(tensor, "on a device (" + type_name(object) + ")", "on the host: call .cpu()");
-  const py::capsule capsule = source.attr("__dlpack__")();
+  const py::capsule capsule =
+      dlpack_call(tensor, source, [&] { return py::capsule(source.attr("__dlpack__")()); });
   auto* managed = static_cast<DlManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
   if (managed == nullptr) throw py::error_already_set();
   PyCapsule_SetName(capsule.ptr(), "used_dltensor");
@@ -77,10 +101,7 @@ py::array from_dlpack(const py::handle& object, const std::string& tensor, DlTyp
   const py::capsule owner(managed, [](void* p) { release(static_cast<DlManagedTensor*>(p)); });
   const DlTensor& view = managed->tensor;
   if (view.dtype.code != expected.code || view.dtype.bits != expected.bits || view.dtype.lanes != 1) {
-    refuse(tensor,
-           type_name(object) + " of elements with DLPack code " + std::to_string(view.dtype.code) + " and " +
-               std::to_string(view.dtype.bits) + " bits",
-           expected_text);
+    refuse(tensor, "a " + type_name(object) + " of " + type_text(view.dtype), expected_text);
   }
   const auto item = static_cast<py::ssize_t>(expected.bits / 8);
   std::vector<py::ssize_t> shape(view.shape, view.shape + view.ndim);
@@ -101,9 +122,10 @@ std::string dtype_name(const py::array& array) {
 
 template <class T>
 Tensor<T> dense_copy(const py::array& view) {
-  // Converts nothing but strides: the element type is known to fit.
-  const auto dense = py::array_t<T, py::array::c_style>::ensure(view);
-  if (!dense) throw py::error_already_set();
+  // Converts nothing but strides: the element type is known to fit. Python's own error where there is no
+  // memory.
+  const py::array_t<T, py::array::c_style | py::array::forcecast> dense(
+      py::reinterpret_borrow<py::object>(view));
   Tensor<T> tensor;
   tensor.shape.assign(dense.shape(), dense.shape() + dense.ndim());
   tensor.data.assign(dense.data(), dense.data() + dense.size());
@@ -126,6 +148,9 @@ py::array words_view(const py::handle& object, const std::string& tensor) {
   if (py::isinstance<py::array>(object)) {
     auto array = py::reinterpret_borrow<py::array>(object);
     const std::string name = dtype_name(array);
+    // NumPy turns the bytes of its own types as they are copied, and not those of ml_dtypes.
+    if (name == "bfloat16" && !array.dtype().attr("isnative").cast<bool>())
+      refuse(tensor, "big-endian bfloat16", "the machine's byte order");
     if (name == "uint16") return array;
     if (name == "bfloat16") return array.attr("view")(py::dtype::of<std::uint16_t>());
     refuse(tensor, "an array of " + name, kExpected);

@@ -1,6 +1,6 @@
 """bitattn: what a BF16 attention kernel computes, to the last bit.
 
-With the compiled module (build with CMake, then `PYTHONPATH=build/release/python`): captures from files or NumPy arrays, and what the program does with them.
+With the compiled module (`pip install .`, or a build with CMake and `PYTHONPATH=build/release/python`): captures from files or NumPy arrays, and what the program does with them.
 
     capture = bitattn.load("datasets/goldens/fa3/d128_full_s128_late.h5")
     bitattn.verify(capture)["verified"]
@@ -35,7 +35,10 @@ except ModuleNotFoundError as _missing:
 
     def __getattr__(name):
         if name in _NATIVE:
-            raise ImportError(f"bitattn.{name} needs the compiled module, which is not here: build bitattn with CMake and put build/release/python on the path")
+            raise ImportError(
+                f"bitattn.{name} needs the compiled module, which is not beside {__file__}: take that folder off the path where bitattn was "
+                "installed (pip install .), or build with CMake and put build/release/python on the path"
+            )
         raise AttributeError(f"module 'bitattn' has no attribute '{name}'")
 
 

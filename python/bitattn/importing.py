@@ -7,6 +7,7 @@ docs/capture.md, "Tensors from elsewhere".
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,27 +29,60 @@ def find_program():
     return found
 
 
-def _store(value, group, name):
-    """Mappings and lists as groups, tensors as data sets, numbers and texts as attributes; anything else is left out."""
-    import torch
+def _path(name):
+    """A name that HDF5 can hold, below the group it is in."""
+    return name.replace("\0", "_").strip("/") or "_"
 
-    if isinstance(value, torch.Tensor):
-        value = value.detach().contiguous()
-        if value.dtype == torch.bfloat16:
-            words.write_array(group, name, value.view(torch.int16).numpy().view("uint16"))
-        elif value.dtype in (torch.float16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64):
-            words.write_array(group, name, value.numpy())
-    elif isinstance(value, (bool, int, float, str)):
-        group.attrs[name] = int(value) if isinstance(value, bool) else value
-    elif isinstance(value, dict) or isinstance(value, (list, tuple)):
-        # A key may hold "/" (as in names of tensors): these are groups as well.
-        inside = group if name is None else group.require_group(name)
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            _store(item, inside, str(key))
+
+class _Storing:
+    """Mappings and lists as groups, tensors as data sets, numbers and texts as attributes. `left_out`: tensors that cannot be a capture's, and why."""
+
+    def __init__(self, source):
+        self.source, self.left_out = source, []
+
+    def store(self, value, group, name):
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, group, name)
+        elif isinstance(value, (bool, int, float, str)):
+            if not isinstance(value, int) or abs(value) < 2**63:
+                group.attrs[_path(name)] = int(value) if isinstance(value, bool) else value
+        elif isinstance(value, (dict, list, tuple)):
+            # A key may hold "/" (as in names of tensors): these are groups as well.
+            inside = group if name is None else group.require_group(_path(name))
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                self.store(item, inside, str(key))
+
+    def _tensor(self, value, group, name):
+        import torch
+
+        where = f"{group.name.rstrip('/')}/{name}".lstrip("/")
+        known = (torch.float16, torch.float32, torch.float64, torch.int16, torch.int32, torch.int64)
+        try:
+            kind = getattr(value, "layout", "strided")
+            if "strided" not in str(kind) or getattr(value, "is_quantized", False) or getattr(value, "is_meta", False):
+                self.left_out.append(f"{where} (no plain tensor)")
+                return
+            if value.dtype != torch.bfloat16 and value.dtype not in known:
+                self.left_out.append(f"{where} ({str(value.dtype).removeprefix('torch.')})")
+                return
+            value = value.detach().contiguous()
+            array = value.view(torch.int16).numpy().view("uint16") if value.dtype == torch.bfloat16 else value.numpy()
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            self.left_out.append(f"{where} ({str(error).splitlines()[0][:60]})")
+            return
+        try:
+            words.write_array(group, _path(name), array)
+        except (ValueError, TypeError, OSError, RuntimeError) as error:
+            raise ValueError(f"{self.source}: tensor {where}: {str(error).splitlines()[0]}") from None
 
 
 def convert(source, target):
-    """Everything in a .pt file that a capture can be made of, as an HDF5 file. Nothing but tensors and plain values is unpickled. Raises ValueError."""
+    """Everything in a .pt file that a capture can be made of, as an HDF5 file; returns what was left out. Nothing but tensors and plain values is unpickled.
+
+    Raises ValueError.
+    """
     try:
         import torch
     except ImportError:
@@ -58,12 +92,32 @@ def convert(source, target):
     except OSError as error:
         raise ValueError(f"{source}: {error.strerror or error}") from None
     except Exception as error:  # zip, pickle and PyTorch each have their own for a damaged or unwanted file
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"{source}: PyTorch cannot read it: {reason[0]}") from None
+        reason = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip() or type(error).__name__
+        if "GLOBAL" in reason or "global" in reason:
+            reason = "it holds more than tensors and plain values (a whole model?); save a state_dict"
+        raise ValueError(f"{source}: PyTorch cannot read it: {reason.splitlines()[0][:100]}") from None
     if not isinstance(content, (dict, list, tuple)):
         raise ValueError(f"{source}: holds one {type(content).__name__}, expected tensors by name")
-    with h5py.File(target, "w") as file:
-        _store(content, file, None)
+    storing = _Storing(source)
+    try:
+        with h5py.File(target, "w") as file:
+            storing.store(content, file, None)
+    except RecursionError:
+        raise ValueError(f"{source}: is nested too deeply") from None
+    except (TypeError, OSError, RuntimeError) as error:
+        raise ValueError(f"{source}: cannot be converted: {str(error).splitlines()[0]}") from None
+    return storing.left_out
+
+
+def _output(arguments):
+    """The file that `bitattn import` would write, or None."""
+    for at, argument in enumerate(arguments):
+        if argument in ("-o", "--output") and at + 1 < len(arguments):
+            return arguments[at + 1].split(":/")[0]
+        for option in ("--output=", "-o"):
+            if argument.startswith(option) and len(argument) > len(option):
+                return argument.removeprefix(option).split(":/")[0]
+    return None
 
 
 def main(arguments=None):
@@ -71,20 +125,25 @@ def main(arguments=None):
     if not arguments or {"-h", "--help"} & set(arguments):
         print(f"usage: {USAGE}\n\n{__doc__}", end="")
         return 0 if arguments else 2
-    files = [a for a in arguments if a.endswith((".pt", ".pth"))]
+    files = [a for at, a in enumerate(arguments) if a.endswith((".pt", ".pth")) and arguments[at - 1 : at] not in (["-o"], ["--output"])]
     try:
         if len(files) != 1:
             raise ValueError(f"expected one file that ends in .pt or .pth (others: bitattn import); {USAGE}")
-        program = find_program()
+        program, output = find_program(), _output(arguments)
+        if output is not None and os.path.exists(output) and os.path.exists(files[0]) and os.path.samefile(output, files[0]):
+            raise ValueError(f"{output}: the output would replace the input")
         with tempfile.TemporaryDirectory(prefix="bitattn_import_") as folder:
             converted = os.path.join(folder, "tensors.h5")
-            convert(files[0], converted)
+            left_out = convert(files[0], converted)
             done = subprocess.run(
                 [program, "import", *(converted if a == files[0] else a for a in arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )  # fmt: skip
         # A user knows the file that was given.
         sys.stdout.write(done.stdout.replace(converted, files[0]))
         sys.stderr.write(done.stderr.replace(converted, files[0]))
+        if left_out and "--quiet" not in arguments:
+            more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+            print(f"bitattn.importing: left out: {', '.join(left_out[:5])}{more}", file=sys.stderr)
         return done.returncode
     except (OSError, ValueError) as error:
         print(f"bitattn.importing: {error}".replace("\n", " "), file=sys.stderr)

@@ -290,6 +290,18 @@ class Refusals(Case):
             file.write(struct.pack("<Q", 2**63) + b"{}")
         self.refused("header would be longer than the file", self.path("y.safetensors"))
 
+    def test_scalars_of_npz_are_attributes_and_a_prefix_is_the_layer(self):
+        tensors, scale, _ = load(SMALL)
+        turned = {n: np.swapaxes(x, 1, 2) if n in BF16 else x for n, x in tensors.items()}
+        np.savez(self.path("x.npz"), softmax_scale=scale, step=7, **{f"blocks.3/{n}": x for n, x in turned.items()})
+        code, text, err = run("import", self.path("x.npz"), "-o", self.path("out.h5"), "--layout", "BHSD")
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("read as BHSD: batch 1, 64 tokens, 1 head, head size 64", text.replace("\n", " "))
+        self.assertTrue(all(len(line) <= 100 for line in text.splitlines()), text)
+        with h5py.File(self.path("out.h5")) as file:
+            attributes = file["blocks.3"].attrs
+            self.assertEqual((attributes["step"], attributes["layer"], attributes["softmax_scale"]), (7, "blocks.3", scale))
+
     def test_a_zip_bomb_is_refused(self):
         with zipfile.ZipFile(self.path("x.npz"), "w") as archive:
             archive.writestr("q.npy", b"\x93NUMPY")

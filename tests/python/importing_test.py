@@ -133,6 +133,18 @@ class Pt(unittest.TestCase):
         with h5py.File(self.out) as file:
             self.assertEqual(file["layers.0.attn"].attrs["layer"], "the first")
 
+    def test_what_cannot_be_a_tensor_of_a_capture_is_left_out_and_told(self):
+        tensors, scale, _ = load(SMALL)
+        odd = bfloat16(np.zeros((2, 2), np.uint16))
+        if isinstance(odd, StandIn):
+            odd.dtype = "torch.float8_e4m3fn"
+        else:
+            odd = odd.to(torch.float8_e4m3fn)
+        torch.save(tensors | {"more": {"/dout": odd, "large": 2**70}}, self.source)
+        code, _, err = run_import(self.source, "-o", self.out, "--scale", scale)
+        self.assertEqual((code, err), (0, "bitattn.importing: left out: more//dout (float8_e4m3fn)\n"))
+        self.assertEqual(verify(self.out)[0], 0)
+
     def test_bad_input_is_one_line(self):
         def refused(pattern, *arguments):
             code, text, err = run_import(*arguments)
@@ -145,6 +157,14 @@ class Pt(unittest.TestCase):
         with open(self.source, "wb") as file:
             file.write(b"not what PyTorch writes")
         refused(r"x\.pt: PyTorch cannot read it: ", self.source, "-o", self.out)
+        torch.save(tensors, self.source)
+        with open(self.source, "rb") as file:
+            before = file.read()
+        os.symlink(self.source, os.path.join(self.folder, "link.h5"))
+        for out in (self.source, self.source + ":/x", os.path.join(self.folder, ".", "x.pt"), os.path.join(self.folder, "link.h5")):
+            refused("the output would replace the input", self.source, "-o", out, "--scale", scale)
+        with open(self.source, "rb") as file:
+            self.assertEqual(file.read(), before)
         torch.save(tensors["q"], self.source)
         refused(r"x\.pt: holds one \w+, expected tensors by name", self.source, "-o", self.out)
         torch.save(tensors, self.source)

@@ -68,6 +68,19 @@ class Dlpack:
         return capsule
 
 
+class CopiedDlpack:
+    """Asks for a copy, as torch.from_dlpack(x, copy=True) does."""
+
+    def __init__(self, view):
+        self.view = view
+
+    def __dlpack_device__(self):
+        return self.view.__dlpack_device__()
+
+    def __dlpack__(self):
+        return self.view.__dlpack__(copy=True)
+
+
 class Dictionaries(unittest.TestCase):
     def assert_same(self, found, expected):
         """What the module says is what the program says of it; the program may add sections of its own."""
@@ -222,6 +235,26 @@ class Tensors(unittest.TestCase):
         gc.collect()
         self.assertEqual(sys.getrefcount(array), before)
 
+    def test_load_of_a_file_with_several_and_text_that_is_no_utf8(self):
+        capture = bitattn.load(SMALL)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "x.h5")
+            bitattn.save(path, {"/a": capture, "/b": capture})
+            with self.assertRaisesRegex(InputError, r"holds 2 captures, expected the name of one, such as .*:/a \("):
+                bitattn.load(path)
+            self.assertEqual(bitattn.list_captures(folder), [f"{path}:/a", f"{path}:/b"])
+            bitattn.save(path, {"/a": capture})
+            with h5py.File(path, "a") as file:
+                file["a"].attrs["layer"] = np.bytes_(b"caf\xe9")
+            again = bitattn.load(path)  # the only one
+            self.assertEqual(again.attributes["layer"], "caf\ufffd")
+            self.assertIn("caf", json.dumps(bitattn.diagnose(again, reference=None, remedies=False, blame="none")))
+
+    def test_a_copy_through_dlpack_is_a_copy(self):
+        capture = bitattn.load(SMALL)
+        copy = bitattn.Capture(*(CopiedDlpack(capture.dlpack(n)) for n in "qkv"), softmax_scale=1)
+        self.assertEqual(copy.k.tobytes(), capture.k.tobytes())
+
     def test_save_and_load(self):
         capture = self.rebuilt(bitattn.load(PACKED))
         with tempfile.TemporaryDirectory() as folder:
@@ -259,7 +292,7 @@ class Refusals(unittest.TestCase):
         for change, expected in (
             ({"q": q.astype(np.float32)}, "tensor q is an array of float32, expected BF16: uint16 words"),
             ({"k": q.tolist()}, "tensor k is list, expected BF16"),
-            ({"v": Dlpack(q, code=2)}, "tensor v is Dlpack of elements with DLPack code 2 and 16 bits, expected BF16"),
+            ({"v": Dlpack(q, code=2)}, "tensor v is a Dlpack of float16, expected BF16"),
             ({"v": Dlpack(q, device=(2, 0))}, r"tensor v is on a device \(Dlpack\), expected on the host: call .cpu\(\)"),
             ({"q": q[0]}, r"tensor q has shape \[8, 2, 64\], expected \[B,S,H,D\]"),
             ({"k": q[:, :, :, :32]}, "k"),
@@ -273,10 +306,21 @@ class Refusals(unittest.TestCase):
             ({"q": q[0], "k": q[0], "v": q[0], "cu_seqlens_q": [0, 9], "cu_seqlens_k": offsets}, "cu_seqlens_q"),
             ({"q": q[0], "k": q[0], "v": q[0], "cu_seqlens_q": ["a"], "cu_seqlens_k": offsets}, "cu_seqlens_q is no list of 32-bit integers"),
             ({"attributes": {"x": [1, 2]}}, "attribute x is no number and no text"),
+            ({"attributes": {"x": 2**63}}, "attribute x is beyond 64 bits"),
+            ({"attributes": {"x": "a\0b"}}, "attribute x holds a character NUL"),
+            ({"attributes": {"x": "\ud800"}}, "attribute x is no text that UTF-8 can hold"),
+            ({"attributes": {"causal": 1}}, "attribute causal is an argument of its own"),
         ):
             with self.assertRaisesRegex(InputError, expected):
                 bitattn.Capture(**good | change)
         self.assertTrue(issubclass(InputError, ValueError))
+        problem = bitattn.generate("normal", seqlen_q=8)
+        with self.assertRaisesRegex(InputError, "group /a is None, expected a Capture"):
+            bitattn.save(os.path.join(tempfile.gettempdir(), "x.h5"), {"/a": None})
+        with self.assertRaisesRegex(InputError, "NUL"):
+            bitattn.save("x\0.h5", {"/a": problem})
+        with self.assertRaisesRegex(InputError, "no output is recorded in both"):
+            bitattn.compare_recorded(problem, problem)
         for call in (lambda: bitattn.load("missing.h5"), lambda: bitattn.verify(bitattn.load(SMALL), "fa9"), lambda: bitattn.generate("fast")):
             with self.assertRaises(InputError) as caught:
                 call()
