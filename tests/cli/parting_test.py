@@ -109,6 +109,20 @@ class Parting(unittest.TestCase):
         self.assertEqual((found["compared"], found["differing"]), (6, 0))
         self.assertEqual(self.run_compare("a", "b"), (0, "No bit differs in 6 captures.\n", ""))
 
+    def test_tensors_on_one_side_only_are_told(self):
+        self.write({})
+        for folder, _, names in os.walk(os.path.join(self.folder, "b")):
+            for name in names:
+                with h5py.File(os.path.join(folder, name), "r+") as file:
+                    groups = [file]
+                    file.visititems(lambda _, item: groups.append(item) if isinstance(item, h5py.Group) else None)
+                    for group in groups:
+                        if "dq" in group:
+                            del group["dq"]
+        code, out, err = self.run_compare("a", "b")
+        self.assertEqual((code, err), (0, ""))
+        self.assertEqual(out, "No bit differs in 6 captures.\n  Not compared, as only a holds them: dq (6 captures).\n")
+
     def test_the_forward_of_a_step_comes_before_its_backward(self):
         """The backward of layer 9 comes before that of layer 2; the forward of layer 10 before both, but not if it is of a later step."""
         self.write({

@@ -16,6 +16,7 @@ import tempfile
 import time
 import unittest
 import xml.etree.ElementTree
+import zlib
 
 try:
     import h5py
@@ -39,6 +40,12 @@ def run(*arguments, cwd=None):
     """Exit code, standard output, standard error."""
     done = subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, timeout=300, cwd=cwd)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def checked(line):
+    """A line of a journal with the checksum that its content has."""
+    rest = line.rstrip(b"\n").split(b",", 1)[1]
+    return b'{"crc32":"%08x",%s\n' % (zlib.crc32(rest), rest)
 
 
 def number(value):
@@ -284,7 +291,7 @@ class Journals(Case):
         kept = self.lines(self.path("journal"))
         self.assertEqual(len(kept), 5)
         # Three captures are finished, and marked, to see that they are taken from here; a crash cut off the fourth.
-        marks = [line.replace(b'"device":"', b'"device":"marked","was":"') for line in kept[1:4]]
+        marks = [checked(line.replace(b'"device":"', b'"device":"marked","was":"')) for line in kept[1:4]]
         order = [json.loads(line)["entry"]["diagnosis"] for line in kept[1:]]
         expected = {(c["layer"], c["step"]): n < 3 for n, c in enumerate(order)}
         self.write(self.path("journal"), [kept[0], *marks, kept[4][:50]])
@@ -299,6 +306,31 @@ class Journals(Case):
         # and all of them with other settings.
         self.assertFalse(any(self.marked(self.json(*arguments, "--worst", "3")).values()))
         self.assertEqual(self.marked(self.json(*arguments)), expected)
+
+    def test_a_damaged_line_is_told_and_its_capture_done_again(self):
+        arguments = (self.small_run(), "--no-reference", "--journal", self.path("journal"))
+        whole = self.json(*arguments)
+        kept = self.lines(self.path("journal"))
+        for line in (kept[2].replace(b'"leak":', b'"leak": ', 1), b"text\n", b'{"key":1}\n', b'{"key":' + b"[" * 100000 + b"]" * 100000 + b',"entry":{}}\n'):
+            self.write(self.path("journal"), [*kept[:2], line, *kept[3:]])
+            code, out, err = run("diagnose", *arguments, "--json")
+            self.assertEqual((code, json.loads(out)), (0, whole))
+            self.assertIn("line 3 is damaged", err)
+            self.assertEqual(self.lines(self.path("journal"))[5:], [kept[2]])
+
+    def test_captures_of_one_name_in_two_folders_are_two(self):
+        for folder, seed in (("a", 1), ("b", 2)):
+            os.mkdir(self.path(folder))
+            path = self.path(folder + "/x.h5")
+            run("generate", path, "--regime", "late", "--seqlen", 32, "--dim", 64, "--seed", seed)
+            os.truncate(path, 1 << 17)  # what stands behind a file's end is not read
+            os.utime(path, ns=(1, 1))
+        self.assertEqual(os.path.getsize(self.path("a/x.h5")), os.path.getsize(self.path("b/x.h5")))
+        leaks = []
+        for folder in "ab":
+            _, out, _ = run("diagnose", "x.h5", "--no-reference", "--json", "--journal", "../journal", cwd=self.path(folder))
+            leaks.append(json.loads(out)["captures"][0]["leak"]["p_weighted_key"])
+        self.assertNotEqual(*leaks)
 
     def test_a_first_line_that_was_cut_off_is_begun_anew(self):
         self.small_run(steps=(1,), layers=("a",))
@@ -325,8 +357,7 @@ class Journals(Case):
 
     def test_refusals(self):
         folder = self.small_run(steps=(1,))
-        for content in (b"not a journal\n", b"half a line", b'{"capture": 1}\n', b'{"journal":"bitattn diagnose","format":1}\n{"key":1}\n',
-                        b'{"journal":"bitattn diagnose","format":1}\ntext\n'):
+        for content in (b"not a journal\n", b"half a line", b'{"capture": 1}\n', b'{"journal":"bitattn diagnose","format":1}\n'):
             self.write(self.path("journal"), [content])
             self.refused(folder, "--journal", self.path("journal"), says="is no journal of bitattn diagnose")
             with open(self.path("journal"), "rb") as file:
@@ -335,6 +366,8 @@ class Journals(Case):
         self.refused(folder, "--journal", self.path("no/such/folder/journal"), says="cannot be opened")
         self.refused(folder, "--journal", self.path("run/1_a.h5"), says="input")
         self.refused(folder, "--journal", self.path("x"), "--html", self.path("x"), says="both")
+        self.refused(folder, "--journal", self.path("x"), "--html", self.path("./x"), says="both")
+        self.refused(folder, "-o", self.path("x"), "--html", self.path("./x"), says="both")
         self.refused(folder, "--journal", self.path("x"), "-o", self.path("y.h5"), says="--journal")
         self.refused(self.path("missing"), "--journal", self.path("x"), says="missing")
         self.assertFalse(os.path.exists(self.path("x")))
