@@ -64,13 +64,31 @@ std::string output_group(const std::string& output, const std::string& name, boo
   return group.empty() ? "/" : group;
 }
 
+void DamagedCaptures::add(const std::string& capture, const std::string& error) {
+  const std::string file = parse_capture_name(capture).file;
+  if (!error_.empty() && file == file_) {
+    ++others_;
+    return;
+  }
+  finish();
+  file_ = file;
+  error_ = error;
+}
+
+void DamagedCaptures::finish() {
+  if (error_.empty()) return;
+  warn(error_ + (others_ == 0 ? "" : " (and " + counted(others_, "more capture") + " of this file)"));
+  error_.clear();
+  others_ = 0;
+}
+
 std::vector<std::string> list_all_captures(const std::vector<std::string>& arguments, bool go_on,
                                            std::size_t& failed) {
   std::vector<std::string> names;
   for (const std::string& argument : arguments) {
     throw_if_interrupted();
     try {
-      for (std::string& name : list_captures(argument)) names.push_back(std::move(name));
+      for (ListedCapture& listed : list_attributes(argument)) names.push_back(std::move(listed.name));
     } catch (const InputError& error) {
       if (!go_on || arguments.size() == 1) throw;
       warn(error.what());
@@ -83,18 +101,19 @@ std::vector<std::string> list_all_captures(const std::vector<std::string>& argum
 std::size_t for_each_capture(const std::vector<std::string>& arguments, bool go_on,
                              const std::function<void(const Capture&)>& work) {
   std::size_t failed = 0;
-  for (const std::string& argument : arguments) {
+  DamagedCaptures damaged;
+  const std::vector<std::string> names = list_all_captures(arguments, go_on, failed);
+  for (const std::string& name : names) {
+    throw_if_interrupted();
     try {
-      for (const std::string& name : list_captures(argument)) {
-        throw_if_interrupted();
-        work(read_capture(name));
-      }
+      work(read_capture(name));
     } catch (const InputError& error) {
-      if (!go_on || arguments.size() == 1) throw;
-      warn(error.what());
+      if (!go_on || names.size() == 1) throw;
+      damaged.add(name, error.what());
       ++failed;
     }
   }
+  damaged.finish();
   return failed;
 }
 

@@ -23,6 +23,20 @@ void check_output(const std::string& output, const std::vector<std::string>& inp
 /// output's if it names one, and below the file's stem where the output gathers several files.
 std::string output_group(const std::string& output, const std::string& name, bool several_files);
 
+/// What is said on standard error of captures that cannot be used: a line a file, however many of its
+/// captures are damaged. Told in the order of the captures.
+class DamagedCaptures {
+ public:
+  /// The line of an earlier file is written once another one's comes.
+  void add(const std::string& capture, const std::string& error);
+  /// Writes the line that is left.
+  void finish();
+
+ private:
+  std::string file_, error_;
+  std::size_t others_ = 0;
+};
+
 /// Names of every capture of the arguments, in their order. With several arguments and `go_on`, one that
 /// cannot be used is reported on standard error and counted in `failed`; else it throws InputError.
 std::vector<std::string> list_all_captures(const std::vector<std::string>& arguments, bool go_on,

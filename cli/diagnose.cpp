@@ -118,6 +118,7 @@ class Diagnosing {
                                    options_.journal));
     }
     bar_.clear();
+    damaged_.finish();
     show();
     return failed_ > 0 ? kBadInput : kHolds;
   }
@@ -240,7 +241,7 @@ class Diagnosing {
     if (!error.empty()) {
       if (writer_ || names_.size() == 1) throw InputError(error);
       bar_.clear();
-      warn(error);
+      damaged_.add(names_[n], error);
       ++failed_;
       return;
     }
@@ -302,6 +303,7 @@ class Diagnosing {
   std::vector<audit::RankedCapture> ranked_;
   Json json_ = Json::array();
   std::atomic<std::size_t> kept_ = 0;  ///< captures in the journal
+  DamagedCaptures damaged_;
   std::size_t failed_ = 0;
 };
 

@@ -41,8 +41,8 @@ void name_the_maker(Problem& problem, const std::string& backend) {
 /// Says what a full trace will write, and refuses one that the disk cannot hold even when compressed well.
 void announce_full_trace(const std::string& input, const std::string& output, const CommonOptions& common) {
   double bytes = 0;
-  for (const std::string& name : list_captures(input))
-    bytes += audit::full_trace_bytes(read_capture(name).problem);
+  for (const ListedCapture& listed : list_attributes(input))
+    bytes += audit::full_trace_bytes(read_capture(listed.name).problem);
   if (!common.quiet) {
     warn("--trace=full writes every (query, key) pair: " + bytes_text(bytes) + " before compression, to " +
          output);

@@ -23,7 +23,7 @@ namespace {
 int run(const std::vector<std::string>& files, const CommonOptions& common) {
   const std::vector<std::string> arguments = expand_folders(files);
   std::size_t captures = 0;
-  if (arguments.size() == 1) captures = list_captures(arguments[0]).size();
+  if (arguments.size() == 1) captures = list_attributes(arguments[0]).size();
   const bool one = arguments.size() == 1 && captures == 1;
   Progress progress(common.quiet);
   Json json = Json::array();
