@@ -2,9 +2,8 @@
 // rounding does to the gradient and to the run. CSV on standard output.
 //
 //   feedback_loop train  --text FILE [--backend fa3] [--qk-norm] [--key-shift C] …   figures as training goes
-//   on feedback_loop replay --text FILE --backend fa3 … --key-shift 0 …   one gradient of a trained model,
-//   again and
-//                                                                       again with other attention
+//   feedback_loop replay --text FILE --backend fa3 … --key-shift 0 …   one gradient of a trained model, again
+//                                                                       and again with other attention
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -29,6 +28,7 @@ struct Options {
   std::vector<std::string> backends{"fa3"};
   std::vector<double> shifts{0};
   int steps = 300, every = 20;
+  bool sgd = false;
   double rate = 2e-3;
 };
 
@@ -47,15 +47,16 @@ struct Attentions {
                    [](const auto& l) { return l.get(); });
     return all;
   }
-  /// The worse layer in each figure.
+  /// The worse layer in each figure; NaN, which a run that has diverged gives, is the worst.
   feedback::Observed observe() const {
+    const auto worse = [](double a, double b) { return std::isnan(b) || b > a ? b : a; };
     feedback::Observed worst;
     for (const auto& layer : layers) {
       const feedback::Observed seen = layer->observe();
-      worst.dq_error = std::max(worst.dq_error, seen.dq_error);
-      worst.drift = std::max(worst.drift, seen.drift);
-      worst.leak = std::max(worst.leak, seen.leak);
-      worst.witness = std::max(worst.witness, seen.witness);
+      worst.dq_error = worse(worst.dq_error, seen.dq_error);
+      worst.drift = worse(worst.drift, seen.drift);
+      worst.leak = worse(worst.leak, seen.leak);
+      worst.witness = worse(worst.witness, seen.witness);
     }
     return worst;
   }
@@ -63,7 +64,12 @@ struct Attentions {
 
 void train_step(Model& model, const Options& options, int step) {
   constexpr double kWarmup = 20;
-  model.update(options.rate * std::min(1.0, (step + 1) / kWarmup));
+  const double rate = options.rate * std::min(1.0, (step + 1) / kWarmup);
+  if (options.sgd) {
+    model.update_sgd(rate);
+  } else {
+    model.update(rate);
+  }
 }
 
 /// The last attention calls as captures that bitattn reads: problem, and result as the backend gave it.
@@ -90,15 +96,17 @@ void train(const Options& options) {
   // Before the first step keys have about the norm of a row of normal deviates.
   model.shift_keys(options.shifts.front() * std::sqrt(static_cast<double>(shape.head_dim)));
   std::printf(
-      "step,loss,gradient_norm,q_norm,k_norm,key_bias,key_bias_gradient,dq_error,drift,leak,witness\n");
+      "step,loss,gradient_norm,q_norm,k_norm,centred_k_norm,key_bias,key_bias_gradient,dq_error,drift,leak,"
+      "witness\n");
   for (int step = 0; step <= options.steps; ++step) {
     const feedback::Batch batch = feedback::draw_batch(text, shape, options.model.seed, step);
     const double loss = model.step(batch.tokens, batch.targets);
     if (step % options.every == 0 || step == options.steps) {
       const feedback::Observed o = attentions.observe();
-      std::printf("%d,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", step, loss, model.gradient_norm(),
-                  model.mean_q_norm(), model.mean_k_norm(), model.key_bias_norm(), model.key_bias_gradient(),
-                  o.dq_error, o.drift, o.leak, o.witness);
+      std::printf("%d,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g,%.6g\n", step, loss,
+                  model.gradient_norm(), model.mean_q_norm(), model.mean_k_norm(),
+                  model.mean_centred_k_norm(), model.key_bias_norm(), model.key_bias_gradient(), o.dq_error,
+                  o.drift, o.leak, o.witness);
       std::fflush(stdout);
     }
     if (step < options.steps) train_step(model, options, step);
@@ -184,6 +192,7 @@ int main(int argc, char** argv) {
   add_common_options(train_command, options);
   train_command.add_option("--backend", options.backends, "Attention (bitattn backends lists them)")
       ->expected(1);
+  train_command.add_flag("--sgd", options.sgd, "SGD with momentum 0.9 in place of Adam");
   train_command.add_flag("--qk-norm", options.model.qk_norm, "q and k normalised, with a learned gain");
   train_command
       .add_option("--key-shift", options.shifts, "Start with a key bias of this times the mean key norm")

@@ -24,19 +24,6 @@ Matrix<float> widened(const Bf16Tensor& words, std::size_t rows, std::size_t col
   return x;
 }
 
-/// x minus its mean over a sequence, column by column; linear, and its own transpose.
-void centre(const Shape& shape, Matrix<float>& x) {
-  for (std::size_t b = 0; b < shape.batch; ++b) {
-    for (std::size_t c = 0; c < x.columns; ++c) {
-      double sum = 0;
-      for (std::size_t t = 0; t < shape.length; ++t)
-        sum += static_cast<double>(x.row(b * shape.length + t)[c]);
-      const auto mean = static_cast<float>(sum / static_cast<double>(shape.length));
-      for (std::size_t t = 0; t < shape.length; ++t) x.row(b * shape.length + t)[c] -= mean;
-    }
-  }
-}
-
 /// The name without `remedy`; says whether it was there.
 bool take_out(std::string& name, const std::string& remedy) {
   const std::string part = "+" + remedy;
@@ -74,7 +61,7 @@ Matrix<float> KernelAttention::forward(const Matrix<float>& q, const Matrix<floa
   p.dout = {};
   Matrix<float> keys = k;
   if (centring_ == KeyCentring::after_the_cast) keys = widened(cast(k, p.k_shape()), k.rows, k.columns);
-  if (centring_ != KeyCentring::none) centre(shape_, keys);
+  if (centring_ != KeyCentring::none) centre(shape_.length, keys);
   p.k = cast(keys, p.k_shape());
   RunOptions options;
   options.forward_only = true;
@@ -89,7 +76,7 @@ void KernelAttention::backward(const Matrix<float>& dout, Matrix<float>& dq, Mat
   dq = widened(result_.dq, shape_.tokens(), shape_.width());
   dk = widened(result_.dk, shape_.tokens(), shape_.width());
   dv = widened(result_.dv, shape_.tokens(), shape_.width());
-  if (centring_ != KeyCentring::none) centre(shape_, dk);
+  if (centring_ != KeyCentring::none) centre(shape_.length, dk);
 }
 
 Observed KernelAttention::observe() const {

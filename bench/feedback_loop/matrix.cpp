@@ -52,6 +52,18 @@ double norm(const Matrix<Real>& x) {
 }
 
 template <class Real>
+void centre(std::size_t rows, Matrix<Real>& x) {
+  for (std::size_t first = 0; first < x.rows; first += rows) {
+    for (std::size_t c = 0; c < x.columns; ++c) {
+      double sum = 0;
+      for (std::size_t t = first; t < first + rows; ++t) sum += static_cast<double>(x.row(t)[c]);
+      const auto mean = static_cast<Real>(sum / static_cast<double>(rows));
+      for (std::size_t t = first; t < first + rows; ++t) x.row(t)[c] -= mean;
+    }
+  }
+}
+
+template <class Real>
 double mean_vector_norm(const Matrix<Real>& x, std::size_t columns) {
   double norms = 0;
   const std::size_t vectors = x.data.size() / columns;
@@ -71,6 +83,7 @@ double mean_vector_norm(const Matrix<Real>& x, std::size_t columns) {
   template Matrix<Real> product_with_transposed(const Matrix<Real>&, const Matrix<Real>&);       \
   template void add_transposed_product(const Matrix<Real>&, const Matrix<Real>&, Matrix<Real>&); \
   template double norm(const Matrix<Real>&);                                                     \
+  template void centre(std::size_t, Matrix<Real>&);                                              \
   template double mean_vector_norm(const Matrix<Real>&, std::size_t);
 BITATTN_INSTANTIATE(float)
 BITATTN_INSTANTIATE(double)

@@ -33,6 +33,11 @@ void add_transposed_product(const Matrix<Real>& a, const Matrix<Real>& b, Matrix
 template <class Real>
 double norm(const Matrix<Real>& x);
 
+/// Takes its mean over every `rows` consecutive rows from x, column by column; linear, and its own transpose.
+/// The mean is summed in fp64, row by row.
+template <class Real>
+void centre(std::size_t rows, Matrix<Real>& x);
+
 /// Mean over the vectors of `columns` elements of their norms.
 template <class Real>
 double mean_vector_norm(const Matrix<Real>& x, std::size_t columns);

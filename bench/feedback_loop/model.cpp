@@ -284,6 +284,19 @@ void Model<Real>::update(double rate) {
 }
 
 template <class Real>
+void Model<Real>::update_sgd(double rate) {
+  constexpr double kMomentum = 0.9;
+  for_each_parameter([&](Parameter<Real>& p) {
+    for (std::size_t i = 0; i < p.value.data.size(); ++i) {
+      const double v =
+          kMomentum * static_cast<double>(p.first.data[i]) + static_cast<double>(p.gradient.data[i]);
+      p.first.data[i] = static_cast<Real>(v);
+      p.value.data[i] -= static_cast<Real>(rate * v);
+    }
+  });
+}
+
+template <class Real>
 double Model<Real>::gradient_norm() const {
   double squares = 0;
   visit_parameters(*this, [&](const Parameter<Real>& p) { squares += std::pow(norm(p.gradient), 2); });
@@ -315,6 +328,17 @@ template <class Real>
 double Model<Real>::mean_k_norm() const {
   double sum = 0;
   for (const Layer& layer : layers_) sum += mean_vector_norm(layer.k, options_.shape.head_dim);
+  return sum / static_cast<double>(layers_.size());
+}
+
+template <class Real>
+double Model<Real>::mean_centred_k_norm() const {
+  double sum = 0;
+  for (const Layer& layer : layers_) {
+    Matrix<Real> keys = layer.k;
+    centre(options_.shape.length, keys);
+    sum += mean_vector_norm(keys, options_.shape.head_dim);
+  }
   return sum / static_cast<double>(layers_.size());
 }
 

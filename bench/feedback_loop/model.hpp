@@ -18,7 +18,8 @@ struct ModelOptions {
   std::uint64_t seed = 0;
 };
 
-/// A parameter, its gradient and Adam's two moments.
+/// A parameter, its gradient and the optimizer's memory: Adam's two moments, or the velocity of SGD in the
+/// first.
 template <class Real>
 struct Parameter {
   Matrix<Real> value, gradient, first, second;
@@ -36,6 +37,8 @@ class Model {
   double step(const std::vector<std::uint8_t>& tokens, const std::vector<std::uint8_t>& targets);
   /// One step of Adam (beta 0.9 and 0.95, epsilon 1e-8).
   void update(double rate);
+  /// One step of SGD with momentum 0.9: a step as long as the gradient makes it.
+  void update_sgd(double rate);
 
   /// Other attention from here on.
   void set_attention(const std::vector<Attention*>& attention);
@@ -47,6 +50,8 @@ class Model {
   double key_bias_gradient() const;  ///< the same of its gradient, 0 in theory without qk_norm
   double mean_q_norm() const;        ///< of the last step, over tokens, heads and layers
   double mean_k_norm() const;
+  /// The same of keys less their mean over the sequence: what softmax sees of them.
+  double mean_centred_k_norm() const;
   /// Gradient of the query projection of a layer: where a wrong dQ goes.
   const Matrix<Real>& query_gradient(std::size_t layer) const { return layers_[layer].wq.gradient; }
 

@@ -244,5 +244,53 @@ TEST(FeedbackLoop, SameSeedSameRun) {
   EXPECT_LT(run.back(), run.front());
 }
 
+// A step of SGD is the gradient times the rate, and the next one keeps nine tenths of it.
+TEST(FeedbackLoop, SgdStepsAreAsLongAsTheGradientMakesThem) {
+  const ModelOptions options = small(false);
+  const Batch batch = some_batch(options);
+  ExactAttention first(options.shape);
+  ExactAttention second(options.shape);
+  Model<double> model(options, {&first, &second});
+  std::vector<Parameter<double>*> parameters;
+  model.for_each_parameter([&](Parameter<double>& p) { parameters.push_back(&p); });
+  std::vector<Matrix<double>> velocity;
+  for (const Parameter<double>* p : parameters) velocity.emplace_back(p->value.rows, p->value.columns);
+  for (int step = 0; step < 3; ++step) {
+    model.step(batch.tokens, batch.targets);
+    std::vector<Matrix<double>> expected;
+    for (std::size_t n = 0; n < parameters.size(); ++n) {
+      expected.push_back(parameters[n]->value);
+      for (std::size_t i = 0; i < expected[n].data.size(); ++i) {
+        double& v = velocity[n].data[i];
+        v = 0.9 * v + parameters[n]->gradient.data[i];
+        expected[n].data[i] -= 0.01 * v;
+      }
+    }
+    model.update_sgd(0.01);
+    for (std::size_t n = 0; n < parameters.size(); ++n) {
+      EXPECT_EQ(parameters[n]->value.data, expected[n].data) << "parameter " << n << ", step " << step;
+    }
+  }
+}
+
+// A vector that all keys share makes them longer, not what softmax sees of them.
+TEST(FeedbackLoop, CentredKeysHaveTheSameNormAtEveryShift) {
+  const ModelOptions options = small(false);
+  const Batch batch = some_batch(options);
+  const auto norms_with = [&](double shift) {
+    ExactAttention first(options.shape);
+    ExactAttention second(options.shape);
+    Model<double> model(options, {&first, &second});
+    model.shift_keys(shift);
+    model.step(batch.tokens, batch.targets);
+    return std::pair(model.mean_k_norm(), model.mean_centred_k_norm());
+  };
+  const auto [plain, plain_centred] = norms_with(0);
+  const auto [shifted, shifted_centred] = norms_with(1000);
+  EXPECT_LT(plain_centred, plain);
+  EXPECT_NEAR(shifted, 1000, plain);
+  EXPECT_NEAR(shifted_centred, plain_centred, 1e-9);
+}
+
 }  // namespace
 }  // namespace bitattn::feedback
