@@ -17,11 +17,6 @@ namespace {
 using profile::Remedy;
 using profile::RemedySet;
 
-/// Makes some captures worse than the plain kernel (docs/findings.md, 5), so whoever runs it is told where.
-bool known_to_hurt(const profile::RemedyInfo& remedy) {
-  return remedy.experimental || remedy.remedy == Remedy::gproj || remedy.remedy == Remedy::shifted_max;
-}
-
 /// A backend that bears a name of its own and computes a problem whose inputs were remedied before.
 class Remedied final : public Backend {
  public:

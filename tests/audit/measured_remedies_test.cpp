@@ -173,6 +173,49 @@ TEST(CostOfRemedies, CountsSharedWorkOnce) {
   EXPECT_DOUBLE_EQ(of("heavy-projection").bytes, low.bytes);
 }
 
+// The figures of docs/remedies.md beside section 8 of the study: shares of forward + backward at 4,096 and
+// 8,192 keys, causal and full, D = 128.
+TEST(CostOfRemedies, AreThoseOfThePageBesideTheStudys) {
+  struct Estimate {
+    const char* remedy;
+    double lowest, highest;  ///< percent, as printed
+  };
+  const std::vector<Estimate> estimates{{"o-residual", 0.4, 1.5},
+                                        {"o-residual8", 0.2, 0.8},
+                                        {"rounded-sum", 1.9, 2.1},
+                                        {"centred-keys", 0.6, 2.3},
+                                        {"heavy-low", 2.9, 7.5},
+                                        {"heavy-low+heavy-projection", 3.8, 8.3},
+                                        {"experimental:top-key", 2.2, 5.4},
+                                        {"experimental:integer-reference", 1.0, 1.1},
+                                        {"subtract-first", 2.9, 3.2},
+                                        {"experimental:error-diffusion", 1.9, 2.1},
+                                        {"gproj", 3.9, 11.4},
+                                        {"gproj-weighted", 270, 295},
+                                        {"consistent-d", 28, 32},
+                                        {"ds-split", 27, 30}};
+  for (const Estimate& e : estimates) {
+    double lowest = 1e9;
+    double highest = 0;
+    for (const std::size_t length : {4096U, 8192U}) {
+      for (const bool causal : {false, true}) {
+        Problem p;
+        p.batch = 2;
+        p.heads_q = p.heads_kv = 16;
+        p.seqlen_q = p.seqlen_k = length;
+        p.head_dim = p.head_dim_v = 128;
+        p.causal = causal;
+        const double share =
+            audit::cost_of(p, profile::parse_remedies("fa3+" + std::string(e.remedy)).remedies).estimate;
+        lowest = std::min(lowest, 100 * share);
+        highest = std::max(highest, 100 * share);
+      }
+    }
+    EXPECT_NEAR(lowest, e.lowest, e.lowest < 10 ? 0.05 : 0.5) << e.remedy;
+    EXPECT_NEAR(highest, e.highest, e.highest < 20 ? 0.05 : 0.5) << e.remedy;
+  }
+}
+
 TEST(Recommendation, IsTheCheapestThatIsGoodEnough) {
   const Capture capture = generated("late");
   audit::RemediesOptions options;

@@ -144,7 +144,7 @@ TEST(RemedyNames, AllAreListed) {
 TEST(RemedyNames, ThoseThatHurtSomewhereSaySo) {
   const Capture capture = capture_of("normal", kShapes[4]);
   for (const RemedyInfo& i : profile::kRemedies) {
-    const bool hurts = i.experimental || i.remedy == Remedy::gproj || i.remedy == Remedy::shifted_max;
+    const bool hurts = profile::known_to_hurt(i);
     EXPECT_TRUE(!hurts || !i.warning.empty()) << i.name;
     const std::vector<std::string> notes = make_backend("fa3+" + std::string(i.name))->run(capture, {}).notes;
     const auto says = [&](const std::string& note) { return note.starts_with(std::string(i.name) + ": "); };

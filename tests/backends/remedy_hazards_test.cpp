@@ -109,8 +109,8 @@ TEST(RemedyHazards, NoResidualIsKeptOfAnOThatIsNotFinite) {
     EXPECT_EQ(kernels::remedies::o_residual(numbers, y), 0) << y;
     EXPECT_EQ(kernels::remedies::o_residual8(numbers, y), 0) << y;
   }
-  EXPECT_EQ(kernels::remedies::o_residual8(numbers, 1.001F * 0x1p-120F), 0);
-  EXPECT_NE(kernels::remedies::o_residual8(numbers, 1.001F * 0x1p-118F), 0);
+  EXPECT_EQ(kernels::remedies::o_residual8(numbers, 1.0035F * 0x1p-120F), 0);
+  EXPECT_NE(kernels::remedies::o_residual8(numbers, 1.0035F * 0x1p-117F), 0);
   EXPECT_NE(kernels::remedies::o_residual(numbers, 1.001F), 0);
 }
 
