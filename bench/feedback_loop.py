@@ -34,7 +34,7 @@ RUNS = [*((b, 3000, False, "adam") for b in ("fa3", "fp32", *REMEDIES)),
         *((b, 3000, True, "adam") for b in ("fa3", "fp32", *CHIEF)),
         *((b, 3000, False, "sgd") for b in ("fa3", "fp32", *REMEDIES)),
         *((b, 10000, False, "sgd") for b in ("fa3", "fp32", "fa3+gproj-weighted", "fa3+mean-free-keys")),
-        ("fa3", 300, False, "sgd"), ("fa3", 1000, False, "sgd")]
+        ("fa3", 300, False, "sgd"), ("fa3", 1000, False, "sgd"), ("fa3", 3000, True, "sgd"), ("fp32", 3000, True, "sgd")]
 LOOKS = 10  # at a run's figures
 
 
