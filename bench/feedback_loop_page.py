@@ -234,13 +234,15 @@ def qk_norm_section(runs):
         "Keys are normalised after the bias, which so becomes a direction that all keys share and has a gradient of its own. At a shift of 3000 keys differ by 1/3000 of their norm before the "
         "cast, less than BF16 can hold. With Adam, at the end:\n\n")
     text += runs.at_the_end(**normed)
-    text += "\nWith SGD:\n\n"
-    text += runs.at_the_end(optimizer="sgd", **normed)
-    text += "\nOver the steps:\n\n"
-    text += runs.over_steps([(f"{b}, {o}: {name}", b, f, {"optimizer": o}) for o in ("adam", "sgd") for b in ("fa3", "fp32") for name, f in
+    for shift in ("3000", "30"):
+        text += f"\nWith SGD, at a shift of {shift}:\n\n"
+        text += runs.at_the_end(optimizer="sgd", shift=shift, **normed)
+    text += "\nOver the steps, at a shift of 3000:\n\n"
+    text += runs.over_steps([(f"{b}, {o}: {name}", b, f, {"optimizer": o.lower()}) for o in ("Adam", "SGD") for b in ("fa3", "fp32") for name, f in
                              (("norm of q", "q_norm"), ("norm of k", "k_norm"), ("gradient norm", "gradient_norm"))], **normed)
     text += (
-        f"\nThe norms stay where the gains hold them, and the gradient norm with them: {runs.over_fp32('fa3', 'gradient_norm', **normed):.2f} times that with fp32 attention with Adam, {runs.over_fp32('fa3', 'gradient_norm', optimizer='sgd', **normed):.2f} times with SGD. "
+        f"\nThe norms stay where the gains hold them, and the gradient norm with them: {runs.over_fp32('fa3', 'gradient_norm', **normed):.2f} times that with fp32 attention with Adam, {runs.over_fp32('fa3', 'gradient_norm', optimizer='sgd', **normed):.2f} times with SGD, and {runs.over_fp32('fa3', 'gradient_norm', optimizer='sgd', shift='30', **normed):.2f} times at a shift of 30 "
+        "(at 3000 attention is nearly even, so that little of the gradient goes through dQ at all). "
         f"**QK-norm opens the loop; the error stays**: dQ is off by {number(runs.middle('fa3', 'dq_error', **normed))} times its norm, "
         "because what a shared direction does to dQ depends on how much of the keys is shared and not on their length. What ends it without QK-norm ends it here.\n\n")
     return text
