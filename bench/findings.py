@@ -685,7 +685,7 @@ def study(data):
         lines += [f"- **{letter}** {why}." for letter, why in CAUSES.items() if any(re.search(rf"\b{letter}\b[^|]*\|$", line) for line in outside)]
         lines += [""] + table(["study", "remedy", "captures", "of", "there", "here", "cause"], outside)
     if unexplained:
-        lines += [f"**{len(unexplained)} without a named cause.**", ""]
+        lines += [f"**{len(unexplained)} of {sum(part.counted for part in parts + [kernel])} without a named cause.**", ""]
     return lines, unexplained
 
 
@@ -723,7 +723,7 @@ def measured_in_kernel(data):
 def page(data, seeds):
     lines = ["# Findings: which remedy works", "",
              "Made by one command; every number is of `bitattn remedies` and `bitattn diagnose` on the captures named:", "",
-             "    bench/findings.py --goldens FOLDER      # MINUTES; the folder holds real-run/*.h5 and fa3/*.h5, else the bundled captures are taken", "",
+             "    bench/findings.py --goldens FOLDER      # 4 minutes of processor time; the folder holds real-run/*.h5 and fa3/*.h5, else the bundled captures are taken", "",
              f"Captures: each regime with {seeds} seeds, one head of 256 queries and keys, head size 128, causal (opposed regimes: full); `normal` and `late` with 128 to 2048 keys; `normal` with shifted keys, 3 seeds; "
              f"{len(data['real'])} captures of a real training run (512 keys, two heads); the study's captures of other shapes and its sweep (section 7). Truth: `reference`. Remedies: [remedies](remedies.md). Its small part runs as a test (`ctest -R Findings`): the rows of the captures that "
              "it makes again must stand here to the digit.", ""]
