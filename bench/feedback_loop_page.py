@@ -173,7 +173,8 @@ def adam_section(runs):
         "- Not with " + ", ".join(f"`{b[4:]}` ({r:.2f})" for b, r in healthy.items()) + "; `subtract-first` changes nothing "
         f"({runs.over_fp32('fa3+subtract-first', 'gradient_norm'):.2f}).\n"
         f"- With `gproj` and `gproj-weighted` q gets longer ({number(runs.middle('fa3+gproj', 'q_norm'))} and {number(runs.middle('fa3+gproj-weighted', 'q_norm'))}; fp32 {number(runs.middle('fp32', 'q_norm'))}), along the vector that all keys share: "
-        "what their corrections leave of dQ there is small, of one sign, and Adam makes full steps of it. Softmax does not see it, and SGD (below) does not do it.\n\n")
+        "what their corrections leave of dQ there is small, of one sign, and Adam makes full steps of it (seed 1 after 500 steps, `train --capture`: 15 of 18 in the last head). Softmax does not see it. With SGD (below) it is "
+        f"{number(runs.middle('fa3+gproj', 'q_norm', optimizer='sgd'))} and {number(runs.middle('fa3+gproj-weighted', 'q_norm', optimizer='sgd'))} (fp32 {number(runs.middle('fp32', 'q_norm', optimizer='sgd'))}).\n\n")
     return text
 
 
@@ -183,7 +184,7 @@ def sgd_section(runs):
     text = "## Training with SGD\n\n"
     text += (
         "Adam makes steps of one length, whatever the gradient's. Is that why a gradient that is mostly error does so little above? The same runs with SGD, momentum 0.9, rate 0.1, with which fp32 attention "
-        f"learns about as fast (loss {runs.middle('fp32', 'loss', **sgd):.2f}; with Adam {runs.middle('fp32', 'loss'):.2f}; at 0.3 it no longer does). Shift 3000, at the end:\n\n")
+        f"learns nearly as fast (loss {runs.middle('fp32', 'loss', **sgd):.2f}; with Adam {runs.middle('fp32', 'loss'):.2f}; at 0.3 it no longer does). Shift 3000, at the end:\n\n")
     text += runs.at_the_end(**sgd)
     text += "\nOver the steps:\n\n"
     text += runs.over_steps(runs.whole_loop("fa3") + runs.whole_loop("fp32"), **sgd)
@@ -197,7 +198,7 @@ def sgd_section(runs):
     lost = sum(not math.isfinite(x) for x in runs.of("fa3", "loss", shift="10000", **sgd))
     all_seeds = len(runs.of("fa3", "loss", shift="10000", **sgd))
     first = next((s for s in runs.steps if not all(map(math.isfinite, runs.of("fa3", "loss", shift="10000", step=s, **sgd)))), None)
-    cured = [b for b in against if b not in ("fa3", "fp32") and runs.over_fp32(b, "gradient_norm", **sgd) < 1.5 and runs.over_fp32(b, "q_norm", **sgd) < 1.5]
+    cured = [b for b in against if b not in ("fa3", "fp32") and runs.over_fp32(b, "q_norm", **sgd) < 1.5]
     not_cured = [b for b in against if b not in ("fa3", "fp32") and b not in cured]
     text += (
         f"\n**{'It is' if ratio > 3 else 'It is not'}: with steps as long as the gradient makes them {'the loop closes' if ratio > 3 else 'nothing more shows'}.** From step 0 to {last} queries get {number(grown['q_norm'])} times as long and keys (less the mean key) {number(grown['centred_k_norm'])} times, "
@@ -205,10 +206,13 @@ def sgd_section(runs):
         f"the gradient norm is {number(ratio)} times that with fp32 attention, and the loss {signed(against['fa3'])} beside it, seed by seed. "
         + (f"At a shift of 10000 {lost} of {all_seeds} runs end in NaN, the first by step {first}" if lost else f"At a shift of 10000 the gradient norm is {number(runs.over_fp32('fa3', 'gradient_norm', shift='10000', **sgd))} times that of fp32 attention")
         + f"; at 1000 the gradient norm is {number(runs.middle('fa3', 'gradient_norm', shift='1000', **sgd))} at the end, at 300 {number(runs.middle('fa3', 'gradient_norm', shift='300', **sgd))} (fp32 attention at 3000: {number(runs.middle('fp32', 'gradient_norm', **sgd))}).\n\n"
-        f"- It does not start with {', '.join(f'`{b[4:]}`' for b in cured)}: norms of q and gradient norms within 1.5 times those of fp32 attention.\n"
-        f"- It does with {', '.join(f'`{b[4:]}`' for b in not_cured)}: " + ", ".join(f"{number(runs.over_fp32(b, 'q_norm', **sgd))} and {number(runs.over_fp32(b, 'gradient_norm', **sgd))} times" for b in not_cured)
-        + " the norm of q and the gradient norm of fp32 attention.\n\n")
-    return text
+        "- Queries stay as long as with fp32 attention, or nearly, with " + ", ".join(f"`{b[4:]}` ({runs.over_fp32(b, 'q_norm', **sgd):.2f} times)" for b in cured) + ".\n"
+        "- Not with " + ", ".join(f"`{b[4:]}` ({number(runs.over_fp32(b, 'q_norm', **sgd))} times)" for b in not_cured) + ".\n"
+        "- A rate of 0.1 is near the most that fp32 attention takes: towards the end single runs with any attention, fp32 too, have spikes of loss and gradient norm. At 0.03 they have none, and the loop closes all the same, later:\n\n")
+    slow = [(b, s) for s in ("3000", "10000") for b in runs.backends(shift=s, optimizer="slow-sgd")]
+    text += runs.over_steps([(f"{b}, shift {s}: {name}", b, f, {"shift": s}) for b, s in slow for name, f in (("norm of q", "q_norm"), ("gradient norm", "gradient_norm"))],
+                            optimizer="slow-sgd")
+    return text + "\n"
 
 
 def bias_section(runs):
