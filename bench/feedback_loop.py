@@ -5,7 +5,7 @@
     bench/feedback_loop.py --part page          writes the page again from the evidence
 
 Writes docs/feedback-loop.md, and what it rests on to docs/evidence/feedback_loop_training.csv and
-feedback_loop_replay.csv. Standard library only; ten minutes of processor time.
+feedback_loop_replay.csv. Standard library only; twelve minutes of processor time.
 """
 
 import argparse

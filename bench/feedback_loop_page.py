@@ -259,7 +259,7 @@ def page(training, replay):
         "Does the rounding of an attention kernel change the training that it serves? A byte-level transformer, small enough for a CPU, learns to continue a page of this "
         "repository. Two layers, width 64, two heads of 32, sequences of 128 bytes, two a batch, pre-norm, learned positions, no RoPE, Adam at 2·10⁻³ unless it says SGD. It is fp32 "
         "throughout but for its attention: q, k, v and dO are cast to BF16, and the named backend computes forward and backward, bit for bit; dQ, dK, dV come back as the kernel stores them.\n\n"
-        "    bench/feedback_loop.py                   both experiments and this page\n"
+        "    bench/feedback_loop.py                   both experiments and this page; twelve minutes of processor time\n"
         "    build/release/bench/feedback_loop train --text README.md --key-shift 300 --capture run.h5      one run; its last attention calls as captures\n"
         "    bitattn diagnose run.h5                  what its attention did\n\n"
         f"{seeds} seeds; figures are geometric means over them (smallest–largest). Every figure, and those that are not shown: "
