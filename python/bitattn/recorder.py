@@ -166,6 +166,72 @@ class Cut:
         }
 
 
+#: As of the program's own reader (datasets/problem.cpp): what lies beyond makes a whole file unreadable.
+LARGEST_HEAD_SIZE = 256
+MOST_TOKENS = 2**31 - 1
+MOST_SEQUENCES = 2**24 - 1
+
+
+def _is_whole(x, least, most):
+    return isinstance(x, (int, np.integer, np.bool_)) and least <= x <= most
+
+
+def _is_finite(x):
+    return isinstance(x, (int, np.integer, float, np.floating)) and math.isfinite(x)
+
+
+_WINDOW = (lambda x: _is_whole(x, -1, MOST_TOKENS), "-1 (no limit) or more")
+_FLAG = (lambda x: _is_whole(x, 0, 1), "0 or 1")
+#: What attributes may be, and how to say it.
+_DEMANDS = {
+    "softmax_scale": (lambda x: _is_finite(x) and x > 0, "a finite number above 0"),
+    "softcap": (lambda x: _is_finite(x) and x >= 0, "0 (none) or a finite number above 0"),
+    "window_left": _WINDOW, "window_right": _WINDOW,
+    "causal": _FLAG, "deterministic": _FLAG, "dq_order_fixed": _FLAG, "dkv_order_fixed": _FLAG,
+    "causal_alignment": (lambda x: x in ("bottom-right", "top-left"), "bottom-right or top-left"),
+}  # fmt: skip
+
+
+def attention_shapes(q, k, v, packed=False):
+    """Shapes of all tensors of the call that q, k and v ([B,S,H,D], or `packed` [total,H,D]) of these shapes make.
+
+    Raises CaptureRefused where they make none.
+    """
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != (3 if packed else 4):
+            raise CaptureRefused(f"{name} has shape {list(shape)}, expected {'[total,H,D]' if packed else '[B,S,H,D]'}")
+    tokens_q, tokens_k = q[:-2], k[:-2] if packed else (q[0], k[1])
+    if k[-2] < 1 or q[-2] < 1 or q[-2] % k[-2]:
+        raise CaptureRefused(f"{q[-2]} query heads over {k[-2]} KV heads, expected a multiple")
+    expected = {"q": q, "k": (*tokens_k, k[-2], q[-1]), "v": (*tokens_k, k[-2], v[-1])}
+    for name, shape in (("k", k), ("v", v)):
+        if tuple(shape) != expected[name]:
+            raise CaptureRefused(f"{name} has shape {list(shape)}, expected {list(expected[name])} beside q {list(q)}")
+    out = (*tokens_q, q[-2], v[-1])
+    lse = (q[-2], *tokens_q) if packed else (q[0], q[-2], q[1])
+    return expected | {"out": out, "lse": lse, "dout": out, "dq": q, "dk": expected["k"], "dv": expected["v"]}
+
+
+def check_attributes(attributes):
+    """Raises ValueError unless an HDF5 file can hold every one of them; found by writing them into one in memory."""
+    with h5py.File("attributes", "w", driver="core", backing_store=False, libver=("earliest", "v108")) as file:
+        for name, value in attributes.items():
+            try:
+                file.attrs[name] = value
+            except Exception as error:  # h5py's own come in many types
+                raise ValueError(f"attribute {name!r} is {repr(value)[:60]}, which a capture cannot hold: {one_line(error)}") from None
+
+
+def one_line(error):
+    """What an exception says: all of a refusal, the first line of any other."""
+    return str(error) if isinstance(error, CaptureRefused) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+def _writable(name):
+    """A text as HDF5 can hold it: no NUL, no half of a surrogate pair."""
+    return name.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass
 class Call:
     """One attention call of one step. `tensors`: BF16 words as uint16, lse as float32, laid out as in a capture."""
@@ -185,48 +251,84 @@ class Call:
 
     @property
     def group(self):
-        """Its group in a file: /step_000100/layer, with .1, .2, … for further calls of the layer in the step."""
-        name = self.layer.replace("/", "_")
+        """Its group in a file, unless that is taken: /step_000100/layer, with .1, .2, … for further calls of the layer in the step."""
+        name = _writable(self.layer).replace("/", "_")
+        name = f"_{name}" if name in ("", ".") else name  # which would be the group of the step itself
         return f"/step_{self.step:06d}/{name}" + (f".{self.index}" if self.index else "")
 
     @property
     def moment(self):
         """What its attributes say of where in the run it was."""
-        return {"step": self.step, "layer": self.layer, "call": self.index}
+        return {"step": self.step, "layer": _writable(self.layer), "call": self.index}
 
     def check(self):
-        """Raises CaptureRefused unless the shapes of all tensors fit, so that what is written can be read."""
+        """Raises CaptureRefused unless tensors and attributes are such that what is written can be read."""
         shapes = {name: tuple(x.shape) for name, x in self.tensors.items()}
         for name in "qkv":
             if name not in shapes:
                 raise CaptureRefused(f"{name} was not seen")
-        q, k, v = shapes["q"], shapes["k"], shapes["v"]
-        packed = "cu_seqlens_q" in self.tensors
-        tokens_q, tokens_k = q[:-2], k[:-2]
-        expected = {
-            "q": tokens_q + (q[-2], q[-1]),
-            "k": tokens_k + (k[-2], q[-1]),
-            "v": tokens_k + (k[-2], v[-1]),
-            "out": tokens_q + (q[-2], v[-1]),
-            "lse": (q[-2],) + tokens_q if packed else tokens_q[:1] + (q[-2],) + tokens_q[1:],
-        }
-        expected |= {"dout": expected["out"], "dq": expected["q"], "dk": expected["k"], "dv": expected["v"]}
+        expected = attention_shapes(*(shapes[name] for name in "qkv"), packed=self.packed)
         for name, shape in shapes.items():
             if name in expected and shape != expected[name]:
                 raise CaptureRefused(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
             if name in expected and self.tensors[name].dtype != (np.float32 if name == "lse" else np.uint16):
                 raise CaptureRefused(f"{name} has type {self.tensors[name].dtype}, expected BF16 words as uint16, and lse as float32")
-        if len(q) != (3 if packed else 4):
-            raise CaptureRefused(f"q has shape {list(q)}, expected {'[total,H,D]' if packed else '[B,S,H,D]'}")
+            if name in ("dq", "dk", "dv") and "dout" not in shapes:
+                raise CaptureRefused(f"dout was not seen, expected beside {name}")
+        for name in "qkv":
+            if not 1 <= shapes[name][-1] <= LARGEST_HEAD_SIZE:
+                raise CaptureRefused(f"{name} has head size {shapes[name][-1]}, expected 1 to {LARGEST_HEAD_SIZE}")
+            if math.prod(shapes[name][:-2]) > MOST_TOKENS:
+                raise CaptureRefused(f"{name} has shape {list(shapes[name])}, expected at most {MOST_TOKENS} tokens")
+        if self.packed:
+            self._check_offsets(shapes)
+        elif shapes["q"][0] == 0:
+            raise CaptureRefused("batch is 0, expected at least 1")
+        self._check_attributes()
+
+    @property
+    def packed(self):
+        """Are its sequences packed, [total,H,D] with cu_seqlens?"""
+        return "cu_seqlens_q" in self.tensors or "cu_seqlens_k" in self.tensors
+
+    def _check_offsets(self, shapes):
+        sizes = []
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            offsets = self.tensors.get(name)
+            if offsets is None:
+                raise CaptureRefused(f"{name} was not seen")
+            if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not 2 <= offsets.size <= MOST_SEQUENCES + 1:
+                raise CaptureRefused(f"{name} has shape {list(offsets.shape)} and type {offsets.dtype}, expected sequences + 1 whole numbers")
+            tokens = shapes[name[-1]][0]
+            if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets.astype(np.int64)) < 0):
+                raise CaptureRefused(f"{name} goes from {offsets[0]} to {offsets[-1]}, expected rising from 0 to the number of tokens, {tokens}")
+            sizes.append(offsets.size)
+        if sizes[0] != sizes[1]:
+            raise CaptureRefused(f"cu_seqlens_q has {sizes[0]} entries and cu_seqlens_k {sizes[1]}, expected the same number")
+
+    def _check_attributes(self):
+        try:
+            check_attributes(self.attributes)
+        except ValueError as error:
+            raise CaptureRefused(str(error)) from None
+        if "softmax_scale" not in self.attributes:
+            raise CaptureRefused("softmax_scale is missing")
+        for name, (fits, expected) in _DEMANDS.items():
+            if name in self.attributes and not fits(self.attributes[name]):
+                raise CaptureRefused(f"{name} is {self.attributes[name]}, expected {expected}")
 
 
 def _write_call(file, call, compress):
     call.check()
-    group = file.require_group(call.group)
+    # A layer "0.1" beside the second call of a layer "0", or layers whose names differ by what "_" stands for: the later one is told apart.
+    name, count = call.group, 1
+    while name in file:
+        count += 1
+        name = f"{call.group}~{count}"
+    group = file.create_group(name)
     for name, array in call.tensors.items():
         words.write_array(group, name, array, compress)
-    attributes = {"schema_version": 1, "layout": "THD" if "cu_seqlens_q" in call.tensors else "BSHD"}
-    attributes |= call.attributes
+    attributes = call.attributes | {"schema_version": 1, "layout": "THD" if call.packed else "BSHD"}
     attributes |= call.moment
     if call.cut is not None:
         attributes |= call.cut.attributes()
@@ -266,6 +368,7 @@ class Recorder:
         self.selection = selection or Selection()
         self.rank = int(rank)
         self.attributes = dict(attributes or {})
+        check_attributes(self.attributes)
         self.compress = compress
         self.strict = strict
         self.step = first_step
@@ -306,6 +409,20 @@ class Recorder:
         if self.strict:
             raise CaptureRefused(f"{call.layer}: {why}")
         self.warn(f"{call.layer}: tensors are not recorded: {why}", once=(call.layer, why))
+
+    def give_up(self, error, *calls):
+        """Whatever the recorder's own code threw: nothing of these calls is recorded, and the run goes on. With `strict` it raises."""
+        why = one_line(error)
+        for call in calls:
+            call.obstacle = call.obstacle or why
+            call.wants_tensors = call.wants_statistics = False
+            call.state = None
+            call.tensors.clear()
+            call.statistics.clear()
+        if self.strict:
+            raise error if isinstance(error, CaptureRefused) else CaptureRefused(f"not recorded: {why}") from error
+        layer = f"{calls[0].layer}: " if calls else ""
+        self.warn(f"{layer}not recorded: {why}", once=(layer, why))
 
     def open_call(self, layer):
         """A new call of the current step; None where nothing is to be recorded of it."""
@@ -358,13 +475,12 @@ class Recorder:
             try:
                 call.check()
                 kept.append(call)
-            except CaptureRefused as why:
-                self.refuse(call, str(why))
+            except Exception as error:
+                self.refuse(call, one_line(error))
         path = self.capture_file(step) if kept else None
         try:
             if kept:
-                write_captures(path, kept, self.compress)
-                self.files.append(path)
+                path = self._write(path, kept)
             self._held += calls
             if not hold_statistics:
                 self._append_held()
@@ -380,6 +496,18 @@ class Recorder:
         except OSError as error:
             self._stop(error)
 
+    def _write(self, path, calls):
+        try:
+            write_captures(path, calls, self.compress)
+        except OSError:
+            raise
+        except Exception as error:  # nothing that is known, but no reason to end a run
+            for call in calls:
+                self.refuse(call, one_line(error))
+            return None
+        self.files.append(path)
+        return path
+
     def _stop(self, error):
         if self.strict:
             raise error
@@ -388,7 +516,12 @@ class Recorder:
 
     def _append_held(self):
         held, self._held = self._held, []
-        self._append_statistics(held)
+        try:
+            self._append_statistics(held)
+        except OSError:
+            raise
+        except Exception as error:
+            self.give_up(error, *held)
 
     def _append_statistics(self, calls):
         lines = []
@@ -396,7 +529,7 @@ class Recorder:
             if not call.statistics and not call.obstacle:
                 continue
             line = {"step": call.step, "rank": self.rank, "layer": call.layer, "call": call.index}
-            line["kernel"] = call.attributes.get("kernel", "")
+            line["kernel"] = str(call.attributes.get("kernel", ""))
             line |= {name: _json_number(value) for name, value in call.statistics.items()}
             if call.obstacle:
                 line["not_recorded"] = call.obstacle

@@ -8,6 +8,7 @@ find every bit. Ends with 77 (skipped) where h5py is not installed.
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -241,7 +242,102 @@ class Choices(Case):
             strict.finish_step()
 
 
+    def test_what_the_program_cannot_read_is_not_written(self):
+        """One such capture would make the others of its file unusable."""
+        tensors, attributes = load(SMALL)
+        packed, packed_attributes = load(PACKED)
+        offsets = packed["cu_seqlens_q"]
+
+        def wide(d):
+            return {n: np.zeros((1, 8, 2, d), np.uint16) for n in "qkv"}
+
+        def without(*names):
+            return {n: x for n, x in tensors.items() if n not in names}
+
+        refused = [
+            (r"q has head size 300, expected 1 to 256", wide(300), attributes),
+            (r"q has head size 0", wide(0), attributes),
+            (r"v has head size 257", wide(256) | {"v": wide(257)["v"]}, attributes),
+            (r"k has shape \[1, 8, 2, 64\], expected \[2, 8, 2, 64\]", wide(64) | {"q": np.zeros((2, 8, 2, 64), np.uint16)}, attributes),
+            (r"batch is 0", {n: np.zeros((0, 8, 2, 64), np.uint16) for n in "qkv"}, attributes),
+            (r"2 query heads over 3 KV heads", wide(64) | {n: np.zeros((1, 8, 3, 64), np.uint16) for n in "kv"}, attributes),
+            (r"2 query heads over 0 KV heads", wide(64) | {n: np.zeros((1, 8, 0, 64), np.uint16) for n in "kv"}, attributes),
+            (r"q has shape \[64\], expected \[B,S,H,D\]", wide(64) | {"q": np.zeros(64, np.uint16)}, attributes),
+            (r"dout was not seen, expected beside dq", without("dout"), attributes),
+            (r"v was not seen", without("v"), attributes),
+            (r"cu_seqlens_q was not seen", {n: x for n, x in packed.items() if n != "cu_seqlens_q"}, packed_attributes),
+            (r"cu_seqlens_k goes from 0 to 7", packed | {"cu_seqlens_k": np.array([0, 7], np.int32)}, packed_attributes),
+            (r"cu_seqlens_k goes from 1", packed | {"cu_seqlens_k": offsets + np.int32(1)}, packed_attributes),
+            (r"cu_seqlens_q .* expected rising", packed | {"cu_seqlens_q": offsets[[0, 2, 1, 3]]}, packed_attributes),
+            (r"cu_seqlens_q has \d entries", packed | {"cu_seqlens_q": offsets[[0, 3]]}, packed_attributes),
+            (r"cu_seqlens_q has shape \[4\] and type float64", packed | {"cu_seqlens_q": offsets.astype(np.float64)}, packed_attributes),
+            (r"softmax_scale is missing", tensors, {}),
+            (r"attribute 'kernel' is <object", tensors, attributes | {"kernel": object()}),
+        ]
+        for name, bad in {
+            "softmax_scale": (0, -0.5, math.nan, math.inf, "0.125"), "softcap": (-1, math.nan), "window_left": (-2, 2**31, 0.5), "window_right": (-2,),
+            "causal": (2, "yes"), "deterministic": (-1,), "dq_order_fixed": (2,), "dkv_order_fixed": (2,), "causal_alignment": ("top-right", 1),
+        }.items():  # fmt: skip
+            refused += [(f"{name} is {value}, expected", tensors, attributes | {name: value}) for value in bad]
+        recorder = Recorder(self.folder, Selection(steps="all"))
+        feed(recorder, "good", tensors, attributes)
+        for n, (why, t, a) in enumerate(refused):
+            call = recorder.open_call(str(n))
+            call.tensors, call.attributes = dict(t), dict(a)
+            with self.assertRaisesRegex(CaptureRefused, why):
+                call.check()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            path = recorder.finish_step()
+        self.assertEqual(len(said), len(refused), [str(x.message) for x in said])
+        self.assertEqual(self.verified(path)["captures_read"], 1)
+
+
 class Files(Case):
+    def test_names_that_meet_or_cannot_be_written(self):
+        """Each capture has a group of its own, and the run goes on."""
+        tensors, attributes = load(SMALL)
+        recorder = Recorder(self.folder, Selection(steps="all"))
+        layers = ["0", "0", "0.1", "a/b", "a_b", "a/b~2", "nul\0", "half\udc80", ".", "", "é"]
+        for layer in layers:
+            feed(recorder, layer, tensors, attributes)
+        path = recorder.finish_step()
+        self.assertEqual(self.verified(path)["captures_read"], len(layers))
+        with h5py.File(path) as file:
+            found = sorted((x.attrs["layer"], int(x.attrs["call"]), name) for name, x in file["step_000000"].items())
+        self.assertEqual(
+            found,
+            [
+                ("", 0, "_"), (".", 0, "_."), ("0", 0, "0"), ("0", 1, "0.1"), ("0.1", 0, "0.1~2"), ("a/b", 0, "a_b"), ("a/b~2", 0, "a_b~2~2"),
+                ("a_b", 0, "a_b~2"), ("half\\udc80", 0, "half\\udc80"), ("nul\\0", 0, "nul\\0"), ("é", 0, "é"),
+            ],
+        )  # fmt: skip
+
+    def test_attributes_that_cannot_be_written(self):
+        for value in (object(), 2**70, None, [1, "a", None], "nul\0", "half\udc80", {"a": 1}):
+            with self.assertRaisesRegex(ValueError, "attribute 'x' is .*, which a capture cannot hold"):
+                Recorder(self.folder, attributes={"x": value})
+        tensors, attributes = load(SMALL)
+        # What says how a capture is to be read is the recorder's own.
+        recorder = Recorder(self.folder, Selection(steps="all"), attributes={"schema_version": 2, "layout": "BHSD", "betas": [0.9, 0.95], "on": True})
+        feed(recorder, "a", tensors, attributes)
+        self.verified(recorder.finish_step())
+
+    def test_an_unknown_fault_in_writing_is_a_warning(self):
+        tensors, attributes = load(SMALL)
+        recorder = Recorder(self.folder, Selection(steps="all"))
+        feed(recorder, "a", tensors, attributes)
+        with mock.patch.object(words, "write_array", side_effect=RuntimeError("a fault\nin many lines")):
+            with self.assertWarnsRegex(CaptureWarning, "a: tensors are not recorded: RuntimeError: a fault$"):
+                self.assertIsNone(recorder.finish_step())
+        self.assertEqual(os.listdir(self.folder), ["statistics_rank_0000.jsonl"])
+        feed(recorder, "a", tensors, attributes)
+        self.verified(recorder.finish_step())
+        feed(recorder, "a", tensors, attributes)
+        with mock.patch.object(json, "dumps", side_effect=TypeError("a fault")):
+            with self.assertWarnsRegex(CaptureWarning, "a: not recorded: TypeError: a fault"):
+                recorder.finish_step()
+
     def test_a_failed_write_leaves_nothing_and_ends_the_recording_only(self):
         tensors, attributes = load(SMALL)
         recorder = Recorder(self.folder, Selection(steps="all"))
