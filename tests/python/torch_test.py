@@ -17,6 +17,7 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 import warnings
 
 try:
@@ -389,6 +390,91 @@ class Refusals(Case):
                 F.scaled_dot_product_attention(q)
         self.assertEqual(recording.files, [])
 
+    def check_unrecorded(self, step, why, model=None, **options):
+        """A step that runs as if nobody watched; its one call says in its line why nothing is recorded, and at a chosen step in a warning too."""
+        for steps in (None, "all"):
+            folder = tempfile.mkdtemp(dir=self.folder)
+            expected = self.assertWarnsRegex(CaptureWarning, f"recorded: .*{why}") if steps else contextlib.nullcontext()
+            with self.subTest(why=why, steps=steps), expected, record(folder, model, steps=steps, **options) as recording:
+                step()
+            self.assertEqual(recording.files, [])
+            (line,) = self.lines(folder)
+            self.assertRegex(line["not_recorded"], why)
+            self.assertEqual(set(line), {"step", "rank", "layer", "call", "kernel", "not_recorded"})
+
+    def test_shapes_that_are_no_attention_of_four_axes(self):
+        plain = [(2, 4, 8, 64)] * 3
+        for why, *shapes in (
+            (r"query has shape \[24, 64\]", *[(24, 64)] * 3),
+            (r"query has shape \[2, 24, 64\]", *[(2, 24, 64)] * 3),
+            ("query has shape", *[(2, 2, 2, 24, 64)] * 3),
+            ("query has shape", *[(1, 2, 2, 2, 24, 64)] * 3),
+            ("1 query heads over 3 KV heads", (2, 1, 8, 64), (2, 3, 8, 64), (2, 3, 8, 64)),
+            (r"k has shape \[1, 8, 4, 64\]", plain[0], (1, 4, 8, 64), (1, 4, 8, 64)),
+            ("q has shape", (2, 4, 0, 64), *plain[1:]),
+            ("k has shape", plain[0], *[(2, 4, 0, 64)] * 2),
+            ("q has shape", *[(0, 4, 8, 64)] * 3),
+            (r"k has shape \[8, 64\]", plain[0], *[(8, 64)] * 2),
+            (r"k has shape \[4, 8, 64\]", plain[0], *[(4, 8, 64)] * 2),
+        ):
+            def step():
+                x = [torch.randn(*shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+                F.scaled_dot_product_attention(*x).float().sum().backward()
+
+            self.check_unrecorded(step, why)
+
+    def test_modules_that_are_no_attention(self):
+        q = torch.randn(2, 8, 4, 64, dtype=torch.bfloat16)
+        k3, k2, three = q[:, :, 0], q[0, :, 0], q[:, :, :3]
+        for why, out, k in (
+            ("k has shape", q, k3), ("k has shape", q, k2), ("4 query heads over 3 KV heads", q, three),
+            ("its result is of type dict", {}, q), ("its result is of type NoneType", None, q), ("its result is of type tuple", (), q),
+            ("its result has shape", q.mean((1, 2)), q), ("its result has shape", q.flatten(2)[..., :-1], q), ("its result has shape", q.sum(), q),
+        ):  # fmt: skip
+            model = torch.nn.Module()
+            model.core = torch.nn.Module()
+            model.core.forward = lambda q, k, v: out
+            self.check_unrecorded(lambda: self.assertIs(model.core(q.requires_grad_(), k, k), out), why, model, modules={"core": AttentionModule()})
+
+    def test_what_the_recorder_throws_is_a_warning(self):
+        """Whatever it is, in forward, in backward or at the end of a step: the run goes on, and the next step is recorded."""
+        q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16, requires_grad=True)
+        expected = to_words(F.scaled_dot_product_attention(q, q, q)).tobytes()
+        for name in ("_describe", "_finish_statistics", "_through_views", "_to_host", "_send_statistics"):
+            folder = os.path.join(self.folder, name)
+            with record(folder, steps="all") as recording:
+                with mock.patch.object(bitattn.torch.Recording, name, side_effect=KeyError("a fault")):
+                    with self.assertWarnsRegex(CaptureWarning, "attention: not recorded: KeyError: 'a fault'"):
+                        out = F.scaled_dot_product_attention(q, q, q)
+                        out.float().sum().backward()
+                        recording.step()
+                self.assertEqual(to_words(out).tobytes(), expected)
+                F.scaled_dot_product_attention(q, q, q).float().sum().backward()
+            self.assertEqual([os.path.basename(f)[:11] for f in recording.files], ["step_000001"], name)
+            self.assertEqual(["not_recorded" in x for x in self.lines(folder)], [True, False])
+            with record(os.path.join(folder, "strict"), steps="all", strict=True) as recording:
+                with mock.patch.object(bitattn.torch.Recording, name, side_effect=KeyError("a fault")):
+                    with self.assertRaisesRegex(CaptureRefused, "not recorded: KeyError: 'a fault'"):
+                        F.scaled_dot_product_attention(q, q, q).float().sum().backward()
+                        recording.step()
+        with self.assertWarnsRegex(CaptureWarning, "not recorded: ZeroDivisionError"), record(self.folder, steps=lambda step: step / 0) as recording:
+            F.scaled_dot_product_attention(q, q, q)
+
+    def test_a_higher_order_operator_inside_a_module(self):
+        """PyTorch runs none under a mode that does not know them."""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        model = torch.nn.Module()
+        model.core = torch.nn.Module()
+        model.core.forward = lambda q, k, v: flex_attention(q, k, v)
+        x = [torch.randn(1, 2, 30, 64, dtype=torch.bfloat16) for _ in range(3)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is slow without torch.compile
+            with record(self.folder, model, steps="all", forward_only=True, modules={"core": AttentionModule(layout="BHSD")}) as recording:
+                out = model.core(*x)
+        t, _ = load(recording.files[0], "step_000000/core")
+        self.assertEqual(t["out"].tobytes(), to_words(out.transpose(1, 2)).tobytes())
+
 
 class _Standin(torch.autograd.Function):
     """Attention of [B,S,H,D] or packed tensors, as an autograd function like those of the flash-attention packages."""
@@ -582,6 +668,11 @@ class FlashAttention(Case):
                 self.assertEqual("cu_seqlens_q" in t, bool(rest))
                 self.accepted()
 
+    def test_an_error_of_the_function_stays_what_it_was(self):
+        with record(self.folder, steps="all"), self.assertWarns(CaptureWarning):
+            with self.assertRaisesRegex(AttributeError, "'NoneType' object has no attribute 'unbind'"):  # the stand-in's own
+                sys.modules["flash_attn"].flash_attn_qkvpacked_func(None)
+
     def test_an_operator_gives_its_lse(self):
         """Newer packages register their kernels as operators; the lse is taken from there, though the function does not return it."""
         library = torch.library.Library("flash_attn_stand_in", "DEF")
@@ -632,6 +723,17 @@ class Modules(Case):
         self.assertEqual(t["out"].tobytes(), to_words(out.unflatten(-1, (4, 64)).transpose(0, 1)).tobytes())
         self.assertNotIn("forward", vars(model.core_attention))
         self.accepted()
+
+    def test_heads_and_columns_of_a_result_in_one_axis(self):
+        """They come last, in whatever order heads and tokens stood."""
+        q = torch.randn(2, 8, 16, 2, dtype=torch.bfloat16)
+        model = torch.nn.Module()
+        model.core = torch.nn.Module()
+        model.core.forward = lambda q, k, v: v.transpose(1, 2).flatten(2)
+        with record(self.folder, model, steps="all", forward_only=True, modules={"core": AttentionModule(layout="BHSD")}) as recording:
+            model.core(q, q, q)
+        t, _ = load(recording.files[0], "step_000000/core")
+        self.assertEqual(t["out"].tobytes(), to_words(q.transpose(1, 2)).tobytes())
 
 
 def ddp_rank(rank, folder):
