@@ -439,16 +439,18 @@ class Refusals(Case):
     def test_what_the_recorder_throws_is_a_warning(self):
         """Whatever it is, in forward, in backward or at the end of a step: the run goes on, and the next step is recorded."""
         q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16, requires_grad=True)
-        expected = to_words(F.scaled_dot_product_attention(q, q, q)).tobytes()
+        unwatched = F.scaled_dot_product_attention(q, q, q)
+        (gradient,) = torch.autograd.grad(unwatched.float().square().sum(), q)
+        expected = [to_words(x).tobytes() for x in (unwatched, gradient)]
         for name in ("_describe", "_finish_statistics", "_through_views", "_to_host", "_send_statistics"):
             folder = os.path.join(self.folder, name)
             with record(folder, steps="all") as recording:
                 with mock.patch.object(bitattn.torch.Recording, name, side_effect=KeyError("a fault")):
                     with self.assertWarnsRegex(CaptureWarning, "attention: not recorded: KeyError: 'a fault'"):
                         out = F.scaled_dot_product_attention(q, q, q)
-                        out.float().sum().backward()
+                        (gradient,) = torch.autograd.grad(out.float().square().sum(), q)
                         recording.step()
-                self.assertEqual(to_words(out).tobytes(), expected)
+                self.assertEqual([to_words(x).tobytes() for x in (out, gradient)], expected)
                 F.scaled_dot_product_attention(q, q, q).float().sum().backward()
             self.assertEqual([os.path.basename(f)[:11] for f in recording.files], ["step_000001"], name)
             self.assertEqual(["not_recorded" in x for x in self.lines(folder)], [True, False])
@@ -460,10 +462,22 @@ class Refusals(Case):
         with self.assertWarnsRegex(CaptureWarning, "not recorded: ZeroDivisionError"), record(self.folder, steps=lambda step: step / 0) as recording:
             F.scaled_dot_product_attention(q, q, q)
 
+    def test_a_cuda_graph(self):
+        q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16)
+        for strict in (False, True):
+            with record(os.path.join(self.folder, str(strict)), steps="all", strict=strict) as recording:
+                capturing = (mock.patch.object(torch.cuda, name, return_value=True) for name in ("is_available", "is_current_stream_capturing"))
+                expected = self.assertRaisesRegex(CaptureRefused, "CUDA graph") if strict else self.assertWarnsRegex(CaptureWarning, "CUDA graph")
+                with next(capturing), next(capturing), expected:
+                    self.assertEqual(F.scaled_dot_product_attention(q, q, q).shape, q.shape)
+                recording.recorder.calls_seen = 1
+
     def test_a_higher_order_operator_inside_a_module(self):
         """PyTorch runs none under a mode that does not know them."""
-        from torch.nn.attention.flex_attention import flex_attention
-
+        try:
+            from torch.nn.attention.flex_attention import flex_attention
+        except ImportError:
+            self.skipTest("this PyTorch has no flex_attention")
         model = torch.nn.Module()
         model.core = torch.nn.Module()
         model.core.forward = lambda q, k, v: flex_attention(q, k, v)
