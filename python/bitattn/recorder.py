@@ -272,6 +272,8 @@ class Recorder:
         self.stopped = ""
         self.files = []
         self.calls_seen = 0
+        self._steps_seen = []  # the first and the last with a call
+        self._chosen_step_came = False
         self._calls = []
         self._count = {}
         self._on_demand = 0
@@ -313,7 +315,10 @@ class Recorder:
             return None
         with self._lock:
             self.calls_seen += 1
-            tensors = self._on_demand > 0 or self.selection.wants_step(self.step)
+            self._steps_seen = [*self._steps_seen[:1], self.step]
+            chosen = self.selection.wants_step(self.step)
+            self._chosen_step_came |= chosen
+            tensors = self._on_demand > 0 or chosen
             statistics = self.selection.statistics > 0 and (tensors or self.selection.wants_statistics(self.step))
             if not (tensors or statistics) or not self.selection.wants_layer(layer):
                 return None
@@ -379,6 +384,22 @@ class Recorder:
             self._append_held()
         except OSError as error:
             self._stop(error)
+
+    def close(self, found=(), may_raise=True):
+        """The recording is over: says what was asked for and never came, and what the hook `found`; with `strict` raises it, if it may."""
+        found = list(found)
+        if not self.stopped and self.calls_seen:
+            found += self._never_came()
+        if found and self.strict and may_raise:
+            raise CaptureRefused("; ".join(found))
+        for text in found:
+            self.warn(text, once=text)
+
+    def _never_came(self):
+        if self.selection.steps is not None and self._steps_seen and not self._chosen_step_came:
+            first, last = self._steps_seen[0], self._steps_seen[-1]
+            seen = f"step {first} was seen" if first == last else f"steps {first} to {last} were seen"
+            yield f"none of the chosen steps was reached: {seen} (first_step=... says where a resumed run begins)"
 
     def _stop(self, error):
         if self.strict:

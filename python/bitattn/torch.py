@@ -216,7 +216,7 @@ class Recording:
         return self.start()
 
     def __exit__(self, kind, error, trace):
-        self.stop()
+        self._stop(may_raise=kind is None)
 
     def start(self):
         """Puts the hooks in place."""
@@ -241,12 +241,18 @@ class Recording:
         return self
 
     def stop(self):
-        """Ends the step that is under way and takes the hooks away."""
+        """Ends the step that is under way, takes the hooks away and says what was asked for and never came."""
+        self._stop()
+
+    def _stop(self, may_raise=True):
         self._unhook()
         self.step()
         self._settle()
+        self.recorder.close(self._complaints(), may_raise)
+
+    def _complaints(self):
         if self.recorder.calls_seen == 0:
-            self.recorder.warn(
+            yield (
                 "no attention call was seen: it may have gone through a function that bitattn.torch does not know (name the module in "
                 "modules=), or one that was kept in a closure before record() (docs/capture.md)"
             )

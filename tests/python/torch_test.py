@@ -269,6 +269,26 @@ class Choices(Case):
         self.assertEqual([x["step"] for x in self.lines()], [100, 100, 101, 101, 102, 102])
         self.assertEqual(len(recording.files), 1)
 
+    def test_chosen_steps_that_never_come_are_said(self):
+        """As when a resumed run is recorded without first_step; where one of them came, nothing is said."""
+        for steps, first_step, seen in (
+            (range(24000, 24010), 0, "steps 0 to 1 were seen"), ([24000], 23000, "steps 23000 to 23001 were seen"),
+            (lambda step: step > 1, 0, "steps 0 to 1 were seen"), (range(24000, 24010), 24000, ""),
+        ):  # fmt: skip
+            for strict in (False, True):
+                model, optimizer = built("cpu", False, layers=1)
+                folder = os.path.join(self.folder, f"{first_step}_{seen}_{strict}_{callable(steps)}")
+                expected = contextlib.nullcontext()
+                if seen:
+                    text = f"none of the chosen steps was reached: {seen} .first_step="
+                    expected = self.assertRaisesRegex(CaptureRefused, text) if strict else self.assertWarnsRegex(CaptureWarning, text)
+                with expected, record(folder, model, steps=steps, first_step=first_step, optimizer=optimizer, strict=strict):
+                    train(model, optimizer, "cpu", 2)
+        with self.assertRaises(KeyError), self.assertWarnsRegex(CaptureWarning, "step 0 was seen"):
+            with record(os.path.join(self.folder, "error"), steps=[5], strict=True):
+                F.scaled_dot_product_attention(*(torch.randn(1, 1, 8, 8, dtype=torch.bfloat16) for _ in range(3)))
+                raise KeyError("the run's own error stays what it is")
+
     def test_validation_is_left_out_unless_asked_for(self):
         for forward_only in (False, True):
             model, optimizer = built("cpu", False)
