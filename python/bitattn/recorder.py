@@ -6,6 +6,7 @@ forward and backward run, and ends the step. Files appear under their names whol
 
 from dataclasses import dataclass, field
 import fnmatch
+import glob
 import json
 import math
 import os
@@ -259,9 +260,11 @@ class Recorder:
 
     Tensors go to FOLDER/step_000100_rank_0000.h5, a file a step that was chosen; statistics to FOLDER/statistics_rank_0000.jsonl, a line
     a call. What cannot be written is warned of once and ends the recording, never the run; with `strict` it raises.
+    A folder that holds a recording of this rank is refused (CaptureRefused), as two runs in one folder would be ranked as one; with `resume`
+    this recording goes on with it: statistics are appended, and a step that is recorded again replaces its file.
     """
 
-    def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0):
+    def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0, resume=False):
         self.folder = os.fspath(folder)
         self.selection = selection or Selection()
         self.rank = int(rank)
@@ -281,6 +284,17 @@ class Recorder:
         self._said = set()
         self._lock = threading.Lock()
         os.makedirs(self.folder, exist_ok=True)
+        if not resume:
+            self._refuse_a_used_folder()
+
+    def _refuse_a_used_folder(self):
+        found = glob.glob(os.path.join(glob.escape(self.folder), f"step_*_rank_{self.rank:04d}.h5"))
+        found += [self.statistics_file] if os.path.exists(self.statistics_file) else []
+        if found:
+            raise CaptureRefused(
+                f"{self.folder} holds a recording already ({os.path.basename(min(found))}): two runs in one folder would be taken for one. "
+                "Name another folder, or give resume=True where this run goes on with that one"
+            )
 
     @property
     def statistics_file(self):

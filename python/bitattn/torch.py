@@ -683,7 +683,7 @@ class Recording:
 
 def record(
     folder, model=None, *, steps=None, layers=None, heads=None, batch=None, optimizer=None, modules=None, statistics=100, forward_only=False,
-    compress=0, strict=False, first_step=0, rank=None, attributes=None,
+    compress=0, strict=False, first_step=0, resume=False, rank=None, attributes=None,
 ):  # fmt: skip
     """Records the attention calls of this process into a folder, inside `with`.
 
@@ -693,10 +693,11 @@ def record(
     call Recording.step(). modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves. statistics: a line a call
     in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture
     files. strict: what cannot be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step.
-    attributes: written to every capture.
+    resume: goes on with the recording of this rank that the folder holds, which is refused otherwise: statistics are appended, and a step that is
+    recorded again replaces its file. attributes: written to every capture.
     """
     recorder = Recorder(
         folder, Selection(steps, layers, heads, batch, int(statistics)), rank=_default_rank() if rank is None else rank, attributes=attributes,
-        compress=compress, strict=strict, first_step=first_step,
+        compress=compress, strict=strict, first_step=first_step, resume=resume,
     )  # fmt: skip
     return Recording(recorder, model, optimizer, modules, forward_only)

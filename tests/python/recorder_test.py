@@ -234,7 +234,7 @@ class Choices(Case):
             lines = [json.loads(line) for line in file]
         self.assertIn("dq has shape", lines[1]["not_recorded"])
         self.assertGreater(lines[1]["mean_q_norm"], 0)
-        strict = Recorder(self.folder, Selection(steps="all"), strict=True)
+        strict = Recorder(self.path("strict"), Selection(steps="all"), strict=True)
         call = feed(strict, "bad", tensors, attributes)
         call.tensors["lse"] = call.tensors["lse"].astype(np.float64)
         with self.assertRaisesRegex(CaptureRefused, "lse has type float64"):
@@ -267,11 +267,39 @@ class Files(Case):
             self.assertEqual(file.read(), before)
         self.assertIsNone(recorder.open_call("a"))
         count[0] = 0
-        strict = Recorder(self.folder, Selection(steps="all"), strict=True)
+        strict = Recorder(self.folder, Selection(steps="all"), strict=True, resume=True)
         feed(strict, "a", tensors, attributes)
         with mock.patch.object(words, "write_array", full_disk), self.assertRaises(OSError):
             strict.finish_step()
         self.assertEqual(len(os.listdir(self.folder)), 2)
+
+    def test_a_folder_with_a_recording_is_refused_unless_it_goes_on(self):
+        small, attributes = load(SMALL)
+        late, late_attributes = load(LATE)
+        recorder = Recorder(self.folder, Selection(steps=[0, 1]))
+        for _ in range(2):
+            feed(recorder, "a", small, attributes)
+            recorder.finish_step()
+        with open(recorder.files[0], "rb") as file:
+            before = file.read()
+        with self.assertRaisesRegex(CaptureRefused, r"holds a recording already \(st.*resume=True"):
+            Recorder(self.folder)
+        os.rename(recorder.statistics_file, self.path("aside"))
+        with self.assertRaisesRegex(CaptureRefused, r"\(step_000000_rank_0000.h5\)"):
+            Recorder(self.folder)
+        os.rename(self.path("aside"), recorder.statistics_file)
+        Recorder(self.folder, rank=1)
+        resumed = Recorder(self.folder, Selection(steps="all"), first_step=1, resume=True)
+        for _ in range(2):
+            feed(resumed, "a", late, late_attributes)
+            resumed.finish_step()
+        with open(recorder.files[0], "rb") as file:
+            self.assertEqual(file.read(), before)
+        for step in (1, 2):
+            with h5py.File(resumed.capture_file(step)) as file:
+                self.assertEqual(file[f"step_00000{step}/a/q"].shape, late["q"].shape)
+        with open(resumed.statistics_file, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["step"] for line in file], [0, 1, 1, 2])
 
     def test_same_content_same_file(self):
         tensors, attributes = load(SMALL)

@@ -179,7 +179,7 @@ class Bits(Case):
                         (F.scaled_dot_product_attention(y, y, y) * y.detach().cos()).sum().backward()
 
                     if watched:
-                        with record(self.folder, steps="all"):
+                        with record(os.path.join(self.folder, f"{device}_{leaf}"), steps="all"):
                             step()
                     else:
                         step()
@@ -268,6 +268,11 @@ class Choices(Case):
             train(model, optimizer, "cpu", 1)
         self.assertEqual([x["step"] for x in self.lines()], [100, 100, 101, 101, 102, 102])
         self.assertEqual(len(recording.files), 1)
+        with self.assertRaisesRegex(CaptureRefused, "holds a recording already"):
+            record(self.folder, model, first_step=103)
+        with record(self.folder, model, first_step=103, statistics=1, resume=True):
+            train(model, optimizer, "cpu", 1)
+        self.assertEqual([x["step"] for x in self.lines()], [100, 100, 101, 101, 102, 102, 103, 103])
 
     def test_chosen_steps_that_never_come_are_said(self):
         """As when a resumed run is recorded without first_step; where one of them came, nothing is said."""
@@ -347,7 +352,7 @@ class Refusals(Case):
                     F.scaled_dot_product_attention(*arguments, **options).float().sum().backward()
             self.assertEqual(recording.files, [])
             self.assertIn(why, self.lines(folder)[0]["not_recorded"])
-            with self.assertRaisesRegex(CaptureRefused, why), record(folder, steps="all", strict=True):
+            with self.assertRaisesRegex(CaptureRefused, why), record(f"{folder}_strict", steps="all", strict=True):
                 F.scaled_dot_product_attention(*arguments, **options)
             self.assertIs(F.scaled_dot_product_attention, early_import)
 
@@ -554,7 +559,7 @@ class FlashAttention(Case):
         for batch in (None, [1]):
             x = self.inputs(40, 2, 64)
             offsets = torch.tensor([0, 10, 40], dtype=torch.int32)
-            with record(self.folder, steps="all", batch=batch):
+            with record(self.folder, steps="all", batch=batch, resume=batch is not None):
                 out = sys.modules["flash_attn"].flash_attn_varlen_func(*x, offsets, offsets, 30, 30, causal=True, return_attn_probs=True)[0]
                 out.float().sum().backward()
             if batch is None:
@@ -585,7 +590,7 @@ class FlashAttention(Case):
                 gradients = []
                 for watched in (False, True):
                     x = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
-                    with record(self.folder, steps="all") if watched else contextlib.nullcontext():
+                    with record(self.folder, steps="all", resume=True) if watched else contextlib.nullcontext():
                         out = getattr(sys.modules[module], function)(*x.values(), *rest, causal=True, **options)
                         out.float().square().sum().backward()
                     gradients.append(x)
