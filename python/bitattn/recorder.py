@@ -271,7 +271,7 @@ class Recorder:
         self.attributes = dict(attributes or {})
         self.compress = compress
         self.strict = strict
-        self.step = first_step
+        self.first_step = self.step = first_step
         self.stopped = ""
         self.files = []
         self.calls_seen = 0

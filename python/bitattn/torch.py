@@ -209,6 +209,9 @@ class Recording:
         self._thread = threading.local()
         self._device_facts = {}
         self._on_their_way = None  # statistics of the last step: calls and names, numbers on the host, an event
+        self._step_ended = False
+        self._backward_passes = 0
+        self._backward_ran = False  # since the last forward
 
     # --- life
 
@@ -246,7 +249,7 @@ class Recording:
 
     def _stop(self, may_raise=True):
         self._unhook()
-        self.step()
+        self._end_step()
         self._settle()
         self.recorder.close(self._complaints(), may_raise)
 
@@ -255,6 +258,12 @@ class Recording:
             yield (
                 "no attention call was seen: it may have gone through a function that bitattn.torch does not know (name the module in "
                 "modules=), or one that was kept in a closure before record() (docs/capture.md)"
+            )
+        passes = self._backward_passes + self._backward_ran
+        if self._optimizer is None and not self._step_ended and passes > 1:
+            yield (
+                f"{passes} backward passes ran and no step was ended, so that all their calls count as step {self.recorder.first_step}: give "
+                "optimizer=, or call Recording.step() after every step"
             )
 
     def _unhook(self):
@@ -269,6 +278,10 @@ class Recording:
 
     def step(self, next_step=None):
         """Ends a step: call it after the optimizer's step, unless the optimizer was given. Returns the capture file that was written, or None."""
+        self._step_ended = True
+        return self._end_step(next_step)
+
+    def _end_step(self, next_step=None):
         self._settle()
         for call in self.recorder.calls:
             state, call.state = call.state, None
@@ -447,6 +460,8 @@ class Recording:
         try:
             if _inside_backward():
                 return self._recomputed(layer, original, read, version, args, kwargs)
+            self._backward_passes += self._backward_ran
+            self._backward_ran = False
             call = self.recorder.open_call(layer)
             if call is None:
                 return original(*args, **kwargs)
@@ -650,6 +665,7 @@ class Recording:
             self._gradient(call, "d" + name, part)
 
     def _gradient(self, call, name, gradient):
+        self._backward_ran = True
         state = call.state
         if state is None:  # the step has ended
             return
@@ -690,7 +706,7 @@ def record(
     model: names the layers, and has its own references to attention functions found. steps: whose tensors are kept: None (none; see
     Recording.record_next), "all", a number, a collection, or a function of the step. layers: patterns of the shell over module names. heads:
     query heads, completed to whole groups of a KV head. batch: batch elements or packed sequences. optimizer: its step() ends a step; without it
-    call Recording.step(). modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves. statistics: a line a call
+    call Recording.step() after every step. modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves. statistics: a line a call
     in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture
     files. strict: what cannot be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step.
     resume: goes on with the recording of this rank that the folder holds, which is refused otherwise: statistics are appended, and a step that is

@@ -312,10 +312,21 @@ class Choices(Case):
         with record(self.folder, model, steps="all") as recording:
             for _ in range(2):
                 model(torch.randn(1, 20, 128, dtype=torch.bfloat16).requires_grad_()).float().sum().backward()
+            recording.step()
         with h5py.File(recording.files[0]) as file:
             self.assertEqual(sorted(file["step_000000"]), ["blocks.0.attn", "blocks.0.attn.1"])
             self.assertTrue(all("dq" in group for group in file["step_000000"].values()))
 
+    def test_steps_that_were_never_ended_are_said(self):
+        """Three backward passes without a step: said at the end, checkpointing or not, whose second forward is no pass of its own. One alone is a step."""
+        for checkpointed in (None, "reentrant", "other"):
+            for passes in (1, 3):
+                model, optimizer = built("cpu", False, checkpointed=checkpointed)
+                expected = contextlib.nullcontext()
+                if passes == 3:
+                    expected = self.assertWarnsRegex(CaptureWarning, "^3 backward passes ran and no step was ended, so that all their calls count as step 7")
+                with expected, record(os.path.join(self.folder, f"{checkpointed}_{passes}"), model, statistics=1, first_step=7):
+                    train(model, optimizer, "cpu", passes)
 
     def test_statistics_are_those_of_numpy_and_come_as_often_as_asked_for(self):
         for device in DEVICES:
@@ -531,7 +542,7 @@ class FlashAttention(Case):
         model = torch.nn.Module()
         model.kernel = flash3
         calls = []
-        with record(self.folder, model, steps="all", attributes={"run": "stand-in"}):
+        with record(self.folder, model, steps="all", attributes={"run": "stand-in"}) as recording:
             for place in ("package", "program", "model"):
                 x = self.inputs(2, 24, 3, 64)
                 if place == "package":
@@ -543,6 +554,7 @@ class FlashAttention(Case):
                 out = result[0] if isinstance(result, tuple) else result
                 (out.float() ** 2).sum().backward()
                 calls.append((x, out))
+            recording.step()
         for (x, out), name, kernel, with_lse in zip(
             calls, ("attention", "attention.1", "attention.2"), ("flash-attention-2", "flash-attention-2", "flash-attention-3"), (False, True, True)
         ):
