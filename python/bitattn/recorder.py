@@ -47,6 +47,10 @@ def _as_test(choice, what):
     return choice.__contains__ if isinstance(choice, (range, set, frozenset)) else set(choice).__contains__
 
 
+def _more(count, what):
+    return f"{count} more {what}{'s' if count > 1 else ''}"
+
+
 @dataclass
 class Selection:
     """Which tensors are kept. `steps`: None, "all", a number, a collection, or a function of the step.
@@ -277,6 +281,7 @@ class Recorder:
         self.calls_seen = 0
         self._steps_seen = []  # the first and the last with a call
         self._chosen_step_came = False
+        self._layers_seen = {}  # an ordered set
         self._calls = []
         self._count = {}
         self._on_demand = 0
@@ -329,6 +334,7 @@ class Recorder:
             return None
         with self._lock:
             self.calls_seen += 1
+            self._layers_seen[layer] = None
             self._steps_seen = [*self._steps_seen[:1], self.step]
             chosen = self.selection.wants_step(self.step)
             self._chosen_step_came |= chosen
@@ -414,6 +420,11 @@ class Recorder:
             first, last = self._steps_seen[0], self._steps_seen[-1]
             seen = f"step {first} was seen" if first == last else f"steps {first} to {last} were seen"
             yield f"none of the chosen steps was reached: {seen} (first_step=... says where a resumed run begins)"
+        missing = [p for p in self.selection.patterns or () if not fnmatch.filter(self._layers_seen, p)]
+        if missing and self._layers_seen:
+            names = list(self._layers_seen)
+            seen = ", ".join(names[:3]) + (f" and {_more(len(names) - 3, 'layer')}" if len(names) > 3 else "")
+            yield f"no layer is named like {', '.join(missing)}: attention was seen in {seen}"
 
     def _stop(self, error):
         if self.strict:

@@ -317,6 +317,14 @@ class Choices(Case):
             self.assertEqual(sorted(file["step_000000"]), ["blocks.0.attn", "blocks.0.attn.1"])
             self.assertTrue(all("dq" in group for group in file["step_000000"].values()))
 
+    def test_patterns_that_meet_no_layer_are_said(self):
+        model, optimizer = built("cpu", False, layers=5)
+        text = r"no layer is named like \*\.attnn, x: attention was seen in blocks\.0\.attn, blocks\.1\.attn, blocks\.2\.attn and 2 more layers$"
+        with self.assertWarnsRegex(CaptureWarning, text):
+            with record(self.folder, model, layers=["*.attnn", "*.3.*", "x"], statistics=1, optimizer=optimizer):
+                train(model, optimizer, "cpu", 1)
+        self.assertEqual([x["layer"] for x in self.lines()], ["blocks.3.attn"])
+
     def test_steps_that_were_never_ended_are_said(self):
         """Three backward passes without a step: said at the end, checkpointing or not, whose second forward is no pass of its own. One alone is a step."""
         for checkpointed in (None, "reentrant", "other"):
