@@ -10,6 +10,7 @@ import glob
 import json
 import math
 import os
+import sys
 import threading
 import warnings
 
@@ -45,6 +46,14 @@ def _as_test(choice, what):
     if isinstance(choice, int):
         return lambda value: value == choice
     return choice.__contains__ if isinstance(choice, (range, set, frozenset)) else set(choice).__contains__
+
+
+def _place_outside():
+    """File, line and module of whoever called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__ + "."):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
 
 
 def _more(count, what):
@@ -287,6 +296,8 @@ class Recorder:
         self._on_demand = 0
         self._held = []
         self._said = set()
+        self._refusals = {}  # layers by reason, of the step under way
+        self._place = _place_outside()
         self._lock = threading.Lock()
         os.makedirs(self.folder, exist_ok=True)
         if not resume:
@@ -318,15 +329,24 @@ class Recorder:
             if once is not None and once in self._said:
                 return
             self._said.add(once)
-        warnings.warn(text, CaptureWarning, stacklevel=3)
+        # It points at where the recorder was made: a call deep inside the run would say less, and may be in another thread.
+        warnings.warn_explicit(text, CaptureWarning, *self._place)
 
     def refuse(self, call, why):
-        """This call's tensors are not kept; its statistics are."""
+        """This call's tensors are not kept; its statistics are. The end of the step warns, once for every reason in a run."""
         call.obstacle = why
         call.tensors.clear()
         if self.strict:
             raise CaptureRefused(f"{call.layer}: {why}")
-        self.warn(f"{call.layer}: tensors are not recorded: {why}", once=(call.layer, why))
+        with self._lock:
+            self._refusals.setdefault(why, {})[call.layer] = None
+
+    def _tell_refusals(self):
+        refusals, self._refusals = self._refusals, {}
+        for why, layers in refusals.items():
+            first = next(iter(layers))
+            others = f" and {_more(len(layers) - 1, 'layer')}" if len(layers) > 1 else ""
+            self.warn(f"{first}{others}: tensors are not recorded: {why}", once=why)
 
     def open_call(self, layer):
         """A new call of the current step; None where nothing is to be recorded of it."""
@@ -370,6 +390,12 @@ class Recorder:
 
         With `hold_statistics` its lines are written by write_held(), once they are complete.
         """
+        path = self._write_step(next_step, hold_statistics)
+        self._tell_refusals()
+        return path
+
+    def _write_step(self, next_step, hold_statistics):
+        """finish_step() but for its warnings."""
         calls, step = self._calls, self.step
         self._calls, self._count = [], {}
         self.step = step + 1 if next_step is None else int(next_step)

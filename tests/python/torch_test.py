@@ -375,6 +375,21 @@ class Refusals(Case):
                 F.scaled_dot_product_attention(*arguments, **options)
             self.assertIs(F.scaled_dot_product_attention, early_import)
 
+    def test_a_warning_a_reason_at_the_line_of_record(self):
+        """Not one for every layer and step, and none that points into the package."""
+        model, optimizer = built("cpu", False, layers=4)
+        model.float()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            line = sys._getframe().f_lineno + 1
+            with record(self.folder, model, steps="all", optimizer=optimizer):
+                for _ in range(2):
+                    model(torch.randn(1, 8, 128).requires_grad_()).sum().backward()
+                    optimizer.step()
+        self.assertEqual([str(w.message) for w in caught],
+                         ["blocks.0.attn and 3 more layers: tensors are not recorded: q is torch.float32, expected bfloat16"])  # fmt: skip
+        self.assertEqual((caught[0].filename, caught[0].lineno, caught[0].category), (__file__, line, CaptureWarning))
+
     def test_compiled_models_are_refused(self):
         model, _ = built("cpu", False)
         for compiled in (torch.compile(model, backend="eager"), self.compiled_in_place(model)):
@@ -429,8 +444,10 @@ class Refusals(Case):
         with record(self.folder, steps="all") as recording:
             with self.assertRaises(RuntimeError):
                 F.scaled_dot_product_attention(q, q[..., :32], q)
-            with self.assertRaises(TypeError), self.assertWarns(CaptureWarning):
+            with self.assertRaises(TypeError):
                 F.scaled_dot_product_attention(q)
+            with self.assertWarnsRegex(CaptureWarning, "attention: tensors are not recorded: missing a required argument: 'key'"):
+                recording.step()
         self.assertEqual(recording.files, [])
 
 
