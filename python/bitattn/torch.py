@@ -209,6 +209,7 @@ class Recording:
         self._thread = threading.local()
         self._device_facts = {}
         self._on_their_way = None  # statistics of the last step: calls and names, numbers on the host, an event
+        self._any_recorded = self._any_without_grad = False
         self._step_ended = False
         self._backward_passes = 0
         self._backward_ran = False  # since the last forward
@@ -255,16 +256,28 @@ class Recording:
 
     def _complaints(self):
         if self.recorder.calls_seen == 0:
-            yield (
-                "no attention call was seen: it may have gone through a function that bitattn.torch does not know (name the module in "
-                "modules=), or one that was kept in a closure before record() (docs/capture.md)"
-            )
+            yield "no attention call was seen: " + self._why_none_was_seen()
+        if self._any_without_grad and not self._any_recorded:
+            yield "nothing was recorded: no attention call had a gradient (forward_only=True records such calls)"
         passes = self._backward_passes + self._backward_ran
         if self._optimizer is None and not self._step_ended and passes > 1:
             yield (
                 f"{passes} backward passes ran and no step was ended, so that all their calls count as step {self.recorder.first_step}: give "
                 "optimizer=, or call Recording.step() after every step"
             )
+
+    def _why_none_was_seen(self):
+        modules = self._model.named_modules() if self._model is not None else ()
+        own = [name or type(module).__name__ for name, module in modules if isinstance(module, torch.nn.MultiheadAttention)]
+        if own:
+            return (
+                f"torch.nn.MultiheadAttention ({own[0]}{f' and {len(own) - 1} more' if own[1:] else ''}) calls an attention function only with "
+                "need_weights=False, and without gradients only in train()"
+            )
+        return (
+            "it may have gone through a function that bitattn.torch does not know (name the module in modules=), or one that was kept in a "
+            "closure before record() (docs/capture.md)"
+        )
 
     def _unhook(self):
         global _active
@@ -287,6 +300,9 @@ class Recording:
             state, call.state = call.state, None
             if state is not None and state.without_grad and not self._forward_only:
                 self.recorder.drop_call(call)
+                self._any_without_grad = True
+            else:
+                self._any_recorded = True
         calls = self.recorder.calls
         for device in {x.device for call in calls for x in call.sources}:
             torch.cuda.synchronize(device)

@@ -431,6 +431,38 @@ class Refusals(Case):
             record(self.folder, model, modules={"*.core": None}).start()
         self.assertIs(F.scaled_dot_product_attention, early_import)
 
+    def test_multihead_attention_and_its_cure_are_named(self):
+        class Encoder(torch.nn.Module):
+            def __init__(self, need_weights):
+                super().__init__()
+                self.need_weights = need_weights
+                self.layers = torch.nn.ModuleList(torch.nn.MultiheadAttention(128, 2, dtype=torch.bfloat16) for _ in range(3))
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x, x, x, need_weights=self.need_weights)[0]
+                return x
+
+        x = torch.randn(10, 2, 128, dtype=torch.bfloat16)
+        text = r"no attention call was seen: torch\.nn\.MultiheadAttention \(layers\.0 and 2 more\) calls .* need_weights=False"
+        model = Encoder(True)
+        with self.assertWarnsRegex(CaptureWarning, text), record(self.folder, model, steps="all"):
+            model(x).float().sum().backward()
+        with self.assertRaisesRegex(CaptureRefused, text), record(self.folder, model, steps="all", strict=True):
+            model(x).float().sum().backward()
+        model = Encoder(False)
+        with record(self.folder, model, steps="all") as recording:
+            model(x).float().sum().backward()
+        self.assertIn("dq", load(recording.files[0], "step_000000/layers.2")[0])
+
+    def test_calls_without_gradient_alone_are_said(self):
+        model, _ = built("cpu", False)
+        for strict in (False, True):
+            text = "no attention call had a gradient .forward_only=True"
+            expected = self.assertRaisesRegex(CaptureRefused, text) if strict else self.assertWarnsRegex(CaptureWarning, text)
+            with expected, record(self.folder, model, steps="all", strict=strict), torch.no_grad():
+                model(torch.randn(2, 40, 128, dtype=torch.bfloat16))
+
     def test_a_second_backward(self):
         q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16, requires_grad=True)
         with self.assertWarnsRegex(CaptureWarning, "the backward ran more than once"):
