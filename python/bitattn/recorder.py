@@ -4,11 +4,14 @@ A framework's hook (bitattn.torch) opens a Call for every attention call that it
 forward and backward run, and ends the step. Files appear under their names whole, in one step of the file system.
 """
 
+import collections.abc
 from dataclasses import dataclass, field
 import fnmatch
 import glob
 import json
 import math
+import numbers
+import operator
 import os
 import sys
 import threading
@@ -33,19 +36,43 @@ class CaptureWarning(UserWarning):
     """A call, or all further calls, could not be recorded. The run goes on."""
 
 
-def _as_test(choice, what):
+def _whole_number(value, what, most=None):
+    """As int; raises ValueError unless it is a whole number from 0 (to `most`)."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0 or (most is not None and number > most):
+        raise ValueError(f"{what} is {value!r}, expected a whole number from 0{'' if most is None else f' to {most}'}")
+    return number
+
+
+def _whole_numbers(choice, what):
+    """A number or a collection of them, as a range or a set; raises ValueError."""
+    if isinstance(choice, range):
+        if choice:
+            _whole_number(min(choice[0], choice[-1]), f"a number of {what}")
+            return choice
+    elif not isinstance(choice, collections.abc.Iterable):
+        return {_whole_number(choice, what)}
+    elif not isinstance(choice, str):
+        choice = {_whole_number(value, f"a number of {what}") for value in choice}
+        if choice:
+            return choice
+    raise ValueError(f"{what} is {choice!r}, expected whole numbers from 0")
+
+
+def _as_test(steps):
     """None: nothing, "all": everything, a number, a collection, or a function: as a function of one argument."""
-    if choice is None:
+    if steps is None:
         return lambda value: False
-    if isinstance(choice, str):
-        if choice != "all":
-            raise ValueError(f'{what} is "{choice}", expected "all", numbers, or a function')
+    if isinstance(steps, str):
+        if steps != "all":
+            raise ValueError(f'steps is "{steps}", expected "all", numbers, or a function')
         return lambda value: True
-    if callable(choice):
-        return choice
-    if isinstance(choice, int):
-        return lambda value: value == choice
-    return choice.__contains__ if isinstance(choice, (range, set, frozenset)) else set(choice).__contains__
+    if callable(steps):
+        return steps
+    return _whole_numbers(steps, "steps").__contains__
 
 
 def _place_outside():
@@ -75,17 +102,17 @@ class Selection:
     statistics: int = 1
 
     def __post_init__(self):
-        self._wants_step = _as_test(self.steps, "steps")
-        patterns = [self.layers] if isinstance(self.layers, str) else self.layers
-        self.patterns = None if patterns is None else tuple(patterns)
+        self._wants_step = _as_test(self.steps)
+        self.patterns = None
+        if self.layers is not None:
+            patterns = [self.layers] if isinstance(self.layers, str) else self.layers
+            self.patterns = tuple(patterns) if isinstance(patterns, collections.abc.Iterable) else ()
+            if not self.patterns or not all(isinstance(pattern, str) for pattern in self.patterns):
+                raise ValueError(f"layers is {self.layers!r}, expected a pattern or several")
         for name in ("heads", "batch"):
-            chosen = getattr(self, name)
-            if chosen is None:
-                continue
-            chosen = sorted({int(n) for n in ([chosen] if isinstance(chosen, int) else chosen)})
-            if not chosen or chosen[0] < 0:
-                raise ValueError(f"{name} is {chosen}, expected numbers from 0")
-            setattr(self, name, chosen)
+            if getattr(self, name) is not None:
+                setattr(self, name, sorted(_whole_numbers(getattr(self, name), name)))
+        self.statistics = _whole_number(self.statistics, "statistics")
 
     def wants_step(self, step):
         return bool(self._wants_step(step))
@@ -280,11 +307,14 @@ class Recorder:
     def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0, resume=False):
         self.folder = os.fspath(folder)
         self.selection = selection or Selection()
-        self.rank = int(rank)
+        self.rank = _whole_number(rank, "rank")
         self.attributes = dict(attributes or {})
-        self.compress = compress
+        for name, value in self.attributes.items():
+            if not isinstance(name, str) or not isinstance(value, (str, bytes, numbers.Number, np.number, np.bool_)):
+                raise ValueError(f"attribute {name!r} is {value!r}, expected a text or a number")
+        self.compress = _whole_number(compress, "compress", 9)
         self.strict = strict
-        self.first_step = self.step = first_step
+        self.first_step = self.step = _whole_number(first_step, "first_step")
         self.stopped = ""
         self.files = []
         self.calls_seen = 0
@@ -299,7 +329,12 @@ class Recorder:
         self._refusals = {}  # layers by reason, of the step under way
         self._place = _place_outside()
         self._lock = threading.Lock()
-        os.makedirs(self.folder, exist_ok=True)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise CaptureRefused(f"{self.folder} cannot be made: {error.strerror}") from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise CaptureRefused(f"{self.folder} cannot be written to")
         if not resume:
             self._refuse_a_used_folder()
 
@@ -321,7 +356,7 @@ class Recorder:
 
     def record_next(self, steps=1):
         """Keep the tensors of this step and the ones after it, that many in all, whatever `steps` said."""
-        self._on_demand = max(self._on_demand, int(steps))
+        self._on_demand = max(self._on_demand, _whole_number(steps, "steps"))
 
     def warn(self, text, once=None):
         """A CaptureWarning; with `once`, only the first of that key."""

@@ -722,14 +722,27 @@ def record(
     model: names the layers, and has its own references to attention functions found. steps: whose tensors are kept: None (none; see
     Recording.record_next), "all", a number, a collection, or a function of the step. layers: patterns of the shell over module names. heads:
     query heads, completed to whole groups of a KV head. batch: batch elements or packed sequences. optimizer: its step() ends a step; without it
-    call Recording.step() after every step. modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves. statistics: a line a call
-    in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture
-    files. strict: what cannot be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step.
-    resume: goes on with the recording of this rank that the folder holds, which is refused otherwise: statistics are appended, and a step that is
-    recorded again replaces its file. attributes: written to every capture.
+    call Recording.step() after every step. modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves.
+    statistics: a line a call in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every
+    step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture files. strict: what cannot
+    be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step. resume: goes on with the recording of
+    this rank that the folder holds, which is refused otherwise: statistics are appended, and a step that is recorded again replaces its file.
+    attributes: written to every capture, numbers and texts by name.
+
+    Raises ValueError where an argument is not one of these, and CaptureRefused where the folder cannot be used.
     """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model is of type {type(model).__name__}, expected a torch.nn.Module")
+    if optimizer is not None and not callable(getattr(optimizer, "register_step_post_hook", None)):
+        raise ValueError(f"optimizer is of type {type(optimizer).__name__}, which does not tell when its step ends: call Recording.step() instead")
+    for name, given in (("modules", modules), ("attributes", attributes)):
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"{name} is of type {type(given).__name__}, expected a dictionary")
+    for pattern, how in (modules or {}).items():
+        if not isinstance(how, (AttentionModule, type(None))):
+            raise ValueError(f"modules has {how!r} for {pattern}, expected an AttentionModule")
     recorder = Recorder(
-        folder, Selection(steps, layers, heads, batch, int(statistics)), rank=_default_rank() if rank is None else rank, attributes=attributes,
+        folder, Selection(steps, layers, heads, batch, statistics), rank=_default_rank() if rank is None else rank, attributes=attributes,
         compress=compress, strict=strict, first_step=first_step, resume=resume,
     )  # fmt: skip
     return Recording(recorder, model, optimizer, modules, forward_only)

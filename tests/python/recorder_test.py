@@ -213,9 +213,37 @@ class Choices(Case):
         self.assertEqual(self.verified(path)["captures_read"], 2)
 
     def test_bad_choices(self):
-        for bad in ({"heads": [-1]}, {"batch": []}, {"steps": "some"}):
-            with self.assertRaises(ValueError):
+        for bad, text in (
+            ({"heads": [-1]}, "a number of heads is -1, expected a whole number from 0"),
+            ({"heads": 1.5}, "heads is 1.5, expected a whole number from 0"),
+            ({"batch": []}, r"batch is set\(\), expected whole numbers from 0"),
+            ({"steps": "some"}, 'steps is "some", expected "all", numbers, or a function'),
+            ({"steps": -1}, "steps is -1, expected"),
+            ({"steps": [3, 1.5]}, "a number of steps is 1.5, expected"),
+            ({"steps": range(3, -2, -1)}, "a number of steps is -1, expected"),
+            ({"steps": range(5, 5)}, r"steps is range\(5, 5\), expected"),
+            ({"steps": True}, "steps is True, expected"),
+            ({"layers": 3}, "layers is 3, expected a pattern or several"),
+            ({"layers": ["a", 3]}, r"layers is \['a', 3\], expected"),
+            ({"statistics": 0.5}, "statistics is 0.5, expected"),
+        ):
+            with self.assertRaisesRegex(ValueError, "^" + text):
                 Selection(**bad)
+        for bad, text in (
+            ({"compress": 10}, "compress is 10, expected a whole number from 0 to 9"),
+            ({"rank": -1}, "rank is -1, expected"),
+            ({"first_step": "24000"}, "first_step is '24000', expected"),
+            ({"attributes": {"run": None}}, "attribute 'run' is None, expected a text or a number"),
+        ):
+            with self.assertRaisesRegex(ValueError, "^" + text):
+                Recorder(self.path("bad"), **bad)
+        with self.assertRaisesRegex(CaptureRefused, "h5 cannot be made: File exists$"):
+            Recorder(SMALL)
+        with self.assertRaisesRegex(CaptureRefused, "h5/x cannot be made: Not a directory$"):
+            Recorder(os.path.join(SMALL, "x"))
+        for good in (7, np.int64(7), [7, 9], np.array([7, 9]), range(9, 5, -2), iter((7, 9)), lambda step: step == 7):
+            chosen = Selection(steps=good)
+            self.assertEqual([step for step in range(9) if chosen.wants_step(step)], [7])
         with self.assertRaisesRegex(CaptureRefused, r"none of heads \[9\] exists, the call has 4"):
             Cut.of(Selection(heads=[9]), 1, 4, 2)
         with self.assertRaisesRegex(CaptureRefused, r"none of batch elements \[2\] exists, the call has 2"):

@@ -418,6 +418,17 @@ class Refusals(Case):
         model.blocks[0].compile(backend="eager")
         return model
 
+    def test_arguments_of_another_kind(self):
+        model, _ = built("cpu", False)
+        for bad, text in (
+            ({"steps": [1.5]}, "a number of steps is 1.5"), ({"layers": 3}, "layers is 3"), ({"model": "blocks"}, "model is of type str"),
+            ({"optimizer": model}, "optimizer is of type Model, which does not tell when its step ends: call Recording.step"),
+            ({"modules": ["*.core"]}, "modules is of type list, expected a dictionary"), ({"modules": {"*.core": "SBHD"}}, "modules has 'SBHD' for .*.core, expected"),
+            ({"attributes": "run"}, "attributes is of type str"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, text):
+                record(os.path.join(self.folder, "x"), **bad)
+
     def test_nothing_seen_is_said(self):
         with self.assertWarnsRegex(CaptureWarning, "no attention call was seen"):
             with record(self.folder):
