@@ -4,11 +4,15 @@ A framework's hook (bitattn.torch) opens a Call for every attention call that it
 forward and backward run, and ends the step. Files appear under their names whole, in one step of the file system.
 """
 
+import collections.abc
 from dataclasses import dataclass, field
 import fnmatch
+import glob
 import json
 import math
+import operator
 import os
+import sys
 import threading
 import warnings
 
@@ -31,19 +35,55 @@ class CaptureWarning(UserWarning):
     """A call, or all further calls, could not be recorded. The run goes on."""
 
 
-def _as_test(choice, what):
+def _whole_number(value, what, most=None):
+    """As int; raises ValueError unless it is a whole number from 0 (to `most`)."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0 or (most is not None and number > most):
+        raise ValueError(f"{what} is {value!r}, expected a whole number from 0{'' if most is None else f' to {most}'}")
+    return number
+
+
+def _whole_numbers(choice, what):
+    """A number or a collection of them, as a range or a set; raises ValueError."""
+    if isinstance(choice, range):
+        if choice:
+            _whole_number(min(choice[0], choice[-1]), f"a number of {what}")
+            return choice
+    elif not isinstance(choice, collections.abc.Iterable):
+        return {_whole_number(choice, what)}
+    elif not isinstance(choice, str):
+        choice = {_whole_number(value, f"a number of {what}") for value in choice}
+        if choice:
+            return choice
+    raise ValueError(f"{what} is {choice!r}, expected whole numbers from 0")
+
+
+def _as_test(steps):
     """None: nothing, "all": everything, a number, a collection, or a function: as a function of one argument."""
-    if choice is None:
+    if steps is None:
         return lambda value: False
-    if isinstance(choice, str):
-        if choice != "all":
-            raise ValueError(f'{what} is "{choice}", expected "all", numbers, or a function')
+    if isinstance(steps, str):
+        if steps != "all":
+            raise ValueError(f'steps is "{steps}", expected "all", numbers, or a function')
         return lambda value: True
-    if callable(choice):
-        return choice
-    if isinstance(choice, int):
-        return lambda value: value == choice
-    return choice.__contains__ if isinstance(choice, (range, set, frozenset)) else set(choice).__contains__
+    if callable(steps):
+        return steps
+    return _whole_numbers(steps, "steps").__contains__
+
+
+def _place_outside():
+    """File, line and module of whoever called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__ + "."):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
+
+
+def _more(count, what):
+    return f"{count} more {what}{'s' if count > 1 else ''}"
 
 
 @dataclass
@@ -61,17 +101,17 @@ class Selection:
     statistics: int = 1
 
     def __post_init__(self):
-        self._wants_step = _as_test(self.steps, "steps")
-        patterns = [self.layers] if isinstance(self.layers, str) else self.layers
-        self.patterns = None if patterns is None else tuple(patterns)
+        self._wants_step = _as_test(self.steps)
+        self.patterns = None
+        if self.layers is not None:
+            patterns = [self.layers] if isinstance(self.layers, str) else self.layers
+            self.patterns = tuple(patterns) if isinstance(patterns, collections.abc.Iterable) else ()
+            if not self.patterns or not all(isinstance(pattern, str) for pattern in self.patterns):
+                raise ValueError(f"layers is {self.layers!r}, expected a pattern or several")
         for name in ("heads", "batch"):
-            chosen = getattr(self, name)
-            if chosen is None:
-                continue
-            chosen = sorted({int(n) for n in ([chosen] if isinstance(chosen, int) else chosen)})
-            if not chosen or chosen[0] < 0:
-                raise ValueError(f"{name} is {chosen}, expected numbers from 0")
-            setattr(self, name, chosen)
+            if getattr(self, name) is not None:
+                setattr(self, name, sorted(_whole_numbers(getattr(self, name), name)))
+        self.statistics = _whole_number(self.statistics, "statistics")
 
     def wants_step(self, step):
         return bool(self._wants_step(step))
@@ -219,7 +259,7 @@ def check_attributes(attributes):
             try:
                 file.attrs[name] = value
             except Exception as error:  # h5py's own come in many types
-                raise ValueError(f"attribute {name!r} is {repr(value)[:60]}, which a capture cannot hold: {one_line(error)}") from None
+                raise ValueError(f"attribute {name!r} is {repr(value)[:60]}, expected a text or a number that HDF5 can hold ({one_line(error)})") from None
 
 
 def one_line(error):
@@ -361,27 +401,50 @@ class Recorder:
 
     Tensors go to FOLDER/step_000100_rank_0000.h5, a file a step that was chosen; statistics to FOLDER/statistics_rank_0000.jsonl, a line
     a call. What cannot be written is warned of once and ends the recording, never the run; with `strict` it raises.
+    A folder that holds a recording of this rank is refused (CaptureRefused), as two runs in one folder would be ranked as one; with `resume`
+    this recording goes on with it: statistics are appended, and a step that is recorded again replaces its file.
     """
 
-    def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0):
+    def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0, resume=False):
         self.folder = os.fspath(folder)
         self.selection = selection or Selection()
-        self.rank = int(rank)
+        self.rank = _whole_number(rank, "rank")
         self.attributes = dict(attributes or {})
         check_attributes(self.attributes)
-        self.compress = compress
+        self.compress = _whole_number(compress, "compress", 9)
         self.strict = strict
-        self.step = first_step
+        self.first_step = self.step = _whole_number(first_step, "first_step")
         self.stopped = ""
         self.files = []
         self.calls_seen = 0
+        self._steps_seen = []  # the first and the last with a call
+        self._chosen_step_came = False
+        self._layers_seen = {}  # an ordered set
         self._calls = []
         self._count = {}
         self._on_demand = 0
         self._held = []
         self._said = set()
+        self._refusals = {}  # layers by reason, of the step under way
+        self._place = _place_outside()
         self._lock = threading.Lock()
-        os.makedirs(self.folder, exist_ok=True)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise CaptureRefused(f"{self.folder} cannot be made: {error.strerror}") from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise CaptureRefused(f"{self.folder} cannot be written to")
+        if not resume:
+            self._refuse_a_used_folder()
+
+    def _refuse_a_used_folder(self):
+        found = glob.glob(os.path.join(glob.escape(self.folder), f"step_*_rank_{self.rank:04d}.h5"))
+        found += [self.statistics_file] if os.path.exists(self.statistics_file) else []
+        if found:
+            raise CaptureRefused(
+                f"{self.folder} holds a recording already ({os.path.basename(min(found))}): two runs in one folder would be taken for one. "
+                "Name another folder, or give resume=True where this run goes on with that one"
+            )
 
     @property
     def statistics_file(self):
@@ -392,7 +455,7 @@ class Recorder:
 
     def record_next(self, steps=1):
         """Keep the tensors of this step and the ones after it, that many in all, whatever `steps` said."""
-        self._on_demand = max(self._on_demand, int(steps))
+        self._on_demand = max(self._on_demand, _whole_number(steps, "steps"))
 
     def warn(self, text, once=None):
         """A CaptureWarning; with `once`, only the first of that key."""
@@ -400,15 +463,24 @@ class Recorder:
             if once is not None and once in self._said:
                 return
             self._said.add(once)
-        warnings.warn(text, CaptureWarning, stacklevel=3)
+        # It points at where the recorder was made: a call deep inside the run would say less, and may be in another thread.
+        warnings.warn_explicit(text, CaptureWarning, *self._place)
 
     def refuse(self, call, why):
-        """This call's tensors are not kept; its statistics are."""
+        """This call's tensors are not kept; its statistics are. The end of the step warns, once for every reason in a run."""
         call.obstacle = why
         call.tensors.clear()
         if self.strict:
             raise CaptureRefused(f"{call.layer}: {why}")
-        self.warn(f"{call.layer}: tensors are not recorded: {why}", once=(call.layer, why))
+        with self._lock:
+            self._refusals.setdefault(why, {})[call.layer] = None
+
+    def _tell_refusals(self):
+        refusals, self._refusals = self._refusals, {}
+        for why, layers in refusals.items():
+            first = next(iter(layers))
+            others = f" and {_more(len(layers) - 1, 'layer')}" if len(layers) > 1 else ""
+            self.warn(f"{first}{others}: tensors are not recorded: {why}", once=why)
 
     def give_up(self, error, *calls):
         """Whatever the recorder's own code threw: nothing of these calls is recorded, and the run goes on. With `strict` it raises."""
@@ -430,7 +502,11 @@ class Recorder:
             return None
         with self._lock:
             self.calls_seen += 1
-            tensors = self._on_demand > 0 or self.selection.wants_step(self.step)
+            self._layers_seen[layer] = None
+            self._steps_seen = [*self._steps_seen[:1], self.step]
+            chosen = self.selection.wants_step(self.step)
+            self._chosen_step_came |= chosen
+            tensors = self._on_demand > 0 or chosen
             statistics = self.selection.statistics > 0 and (tensors or self.selection.wants_statistics(self.step))
             if not (tensors or statistics) or not self.selection.wants_layer(layer):
                 return None
@@ -462,6 +538,12 @@ class Recorder:
 
         With `hold_statistics` its lines are written by write_held(), once they are complete.
         """
+        path = self._write_step(next_step, hold_statistics)
+        self._tell_refusals()
+        return path
+
+    def _write_step(self, next_step, hold_statistics):
+        """finish_step() but for its warnings."""
         calls, step = self._calls, self.step
         self._calls, self._count = [], {}
         self.step = step + 1 if next_step is None else int(next_step)
@@ -507,6 +589,27 @@ class Recorder:
             return None
         self.files.append(path)
         return path
+
+    def close(self, found=(), may_raise=True):
+        """The recording is over: says what was asked for and never came, and what the hook `found`; with `strict` raises it, if it may."""
+        found = list(found)
+        if not self.stopped and self.calls_seen:
+            found += self._never_came()
+        if found and self.strict and may_raise:
+            raise CaptureRefused("; ".join(found))
+        for text in found:
+            self.warn(text, once=text)
+
+    def _never_came(self):
+        if self.selection.steps is not None and self._steps_seen and not self._chosen_step_came:
+            first, last = self._steps_seen[0], self._steps_seen[-1]
+            seen = f"step {first} was seen" if first == last else f"steps {first} to {last} were seen"
+            yield f"none of the chosen steps was reached: {seen} (first_step=... says where a resumed run begins)"
+        missing = [p for p in self.selection.patterns or () if not fnmatch.filter(self._layers_seen, p)]
+        if missing and self._layers_seen:
+            names = list(self._layers_seen)
+            seen = ", ".join(names[:3]) + (f" and {_more(len(names) - 3, 'layer')}" if len(names) > 3 else "")
+            yield f"no layer is named like {', '.join(missing)}: attention was seen in {seen}"
 
     def _stop(self, error):
         if self.strict:

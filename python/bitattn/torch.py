@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import signatures, statistics as figures, words
-from .recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection, attention_shapes, one_line
+from .recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection, attention_shapes
 
 __all__ = ["AttentionModule", "CaptureRefused", "CaptureWarning", "Recording", "record"]
 
@@ -237,6 +237,10 @@ class Recording:
         self._thread = threading.local()
         self._device_facts = {}
         self._on_their_way = None  # statistics of the last step: calls and names, numbers on the host, an event
+        self._any_recorded = self._any_without_grad = False
+        self._step_ended = False
+        self._backward_passes = 0
+        self._backward_ran = False  # since the last forward
 
     # --- life
 
@@ -244,7 +248,7 @@ class Recording:
         return self.start()
 
     def __exit__(self, kind, error, trace):
-        self.stop()
+        self._stop(may_raise=kind is None)
 
     def start(self):
         """Puts the hooks in place."""
@@ -269,15 +273,39 @@ class Recording:
         return self
 
     def stop(self):
-        """Ends the step that is under way and takes the hooks away."""
+        """Ends the step that is under way, takes the hooks away and says what was asked for and never came."""
+        self._stop()
+
+    def _stop(self, may_raise=True):
         self._unhook()
-        self.step()
+        self._end_step()
         self._settle()
+        self.recorder.close(self._complaints(), may_raise)
+
+    def _complaints(self):
         if self.recorder.calls_seen == 0:
-            self.recorder.warn(
-                "no attention call was seen: it may have gone through a function that bitattn.torch does not know (name the module in "
-                "modules=), or one that was kept in a closure before record() (docs/capture.md)"
+            yield "no attention call was seen: " + self._why_none_was_seen()
+        if self._any_without_grad and not self._any_recorded:
+            yield "nothing was recorded: no attention call had a gradient (forward_only=True records such calls)"
+        passes = self._backward_passes + self._backward_ran
+        if self._optimizer is None and not self._step_ended and passes > 1:
+            yield (
+                f"{passes} backward passes ran and no step was ended, so that all their calls count as step {self.recorder.first_step}: give "
+                "optimizer=, or call Recording.step() after every step"
             )
+
+    def _why_none_was_seen(self):
+        modules = self._model.named_modules() if self._model is not None else ()
+        own = [name or type(module).__name__ for name, module in modules if isinstance(module, torch.nn.MultiheadAttention)]
+        if own:
+            return (
+                f"torch.nn.MultiheadAttention ({own[0]}{f' and {len(own) - 1} more' if own[1:] else ''}) calls an attention function only with "
+                "need_weights=False, and without gradients only in train()"
+            )
+        return (
+            "it may have gone through a function that bitattn.torch does not know (name the module in modules=), or one that was kept in a "
+            "closure before record() (docs/capture.md)"
+        )
 
     def _unhook(self):
         global _active
@@ -291,11 +319,18 @@ class Recording:
 
     def step(self, next_step=None):
         """Ends a step: call it after the optimizer's step, unless the optimizer was given. Returns the capture file that was written, or None."""
+        self._step_ended = True
+        return self._end_step(next_step)
+
+    def _end_step(self, next_step=None):
         self._settle()
         for call in self.recorder.calls:
             state, call.state = call.state, None
             if state is not None and state.without_grad and not self._forward_only:
                 self.recorder.drop_call(call)
+                self._any_without_grad = True
+            else:
+                self._any_recorded = True
         calls = self.recorder.calls
         with self._own_work(*calls):
             for device in {x.device for call in calls for x in call.sources}:
@@ -486,6 +521,8 @@ class Recording:
         try:
             if _inside_backward():
                 return self._recomputed(layer, original, read, version, args, kwargs)
+            self._backward_passes += self._backward_ran
+            self._backward_ran = False
             call = None
             with self._own_work():
                 call = self.recorder.open_call(layer)
@@ -531,7 +568,7 @@ class Recording:
             given = read(original, args, kwargs)
         except Exception as why:
             # The function itself will say what is wrong with its arguments.
-            self.recorder.refuse(call, one_line(why))
+            self.recorder.refuse(call, str(why))
             return original(*args, **kwargs)
         views = {}
         with self._own_work(call):
@@ -708,6 +745,7 @@ class Recording:
                 self._gradient(call, "d" + name, part)
 
     def _gradient(self, call, name, gradient):
+        self._backward_ran = True
         state = call.state
         if state is None:  # the step has ended, or nothing is recorded of the call
             return
@@ -741,20 +779,34 @@ class Recording:
 
 def record(
     folder, model=None, *, steps=None, layers=None, heads=None, batch=None, optimizer=None, modules=None, statistics=100, forward_only=False,
-    compress=0, strict=False, first_step=0, rank=None, attributes=None,
+    compress=0, strict=False, first_step=0, resume=False, rank=None, attributes=None,
 ):  # fmt: skip
     """Records the attention calls of this process into a folder, inside `with`.
 
     model: names the layers, and has its own references to attention functions found. steps: whose tensors are kept: None (none; see
     Recording.record_next), "all", a number, a collection, or a function of the step. layers: patterns of the shell over module names. heads:
     query heads, completed to whole groups of a KV head. batch: batch elements or packed sequences. optimizer: its step() ends a step; without it
-    call Recording.step(). modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves. statistics: a line a call
-    in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture
-    files. strict: what cannot be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step.
-    attributes: written to every capture.
+    call Recording.step() after every step. modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves.
+    statistics: a line a call in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every
+    step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture files. strict: what cannot
+    be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step. resume: goes on with the recording of
+    this rank that the folder holds, which is refused otherwise: statistics are appended, and a step that is recorded again replaces its file.
+    attributes: written to every capture, numbers and texts by name.
+
+    Raises ValueError where an argument is not one of these, and CaptureRefused where the folder cannot be used.
     """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model is of type {type(model).__name__}, expected a torch.nn.Module")
+    if optimizer is not None and not callable(getattr(optimizer, "register_step_post_hook", None)):
+        raise ValueError(f"optimizer is of type {type(optimizer).__name__}, which does not tell when its step ends: call Recording.step() instead")
+    for name, given in (("modules", modules), ("attributes", attributes)):
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"{name} is of type {type(given).__name__}, expected a dictionary")
+    for pattern, how in (modules or {}).items():
+        if not isinstance(how, (AttentionModule, type(None))):
+            raise ValueError(f"modules has {how!r} for {pattern}, expected an AttentionModule")
     recorder = Recorder(
-        folder, Selection(steps, layers, heads, batch, int(statistics)), rank=_default_rank() if rank is None else rank, attributes=attributes,
-        compress=compress, strict=strict, first_step=first_step,
+        folder, Selection(steps, layers, heads, batch, statistics), rank=_default_rank() if rank is None else rank, attributes=attributes,
+        compress=compress, strict=strict, first_step=first_step, resume=resume,
     )  # fmt: skip
     return Recording(recorder, model, optimizer, modules, forward_only)

@@ -6,7 +6,9 @@ A stand-in for a framework's hook feeds it calls whose tensors are those of bund
 find every bit. Ends with 77 (skipped) where h5py is not installed.
 """
 
+import contextlib
 import hashlib
+import io
 import json
 import math
 import os
@@ -28,7 +30,7 @@ PROGRAM = os.path.abspath(sys.argv[1])
 SOURCE = os.path.abspath(sys.argv[2])
 sys.path.insert(0, os.path.join(SOURCE, "python"))
 
-from bitattn import signatures, statistics, words  # noqa: E402
+from bitattn import growth, signatures, statistics, words  # noqa: E402
 from bitattn.recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection, write_captures  # noqa: E402
 
 GOLDENS = os.path.join(SOURCE, "datasets", "goldens", "fa3")
@@ -214,9 +216,37 @@ class Choices(Case):
         self.assertEqual(self.verified(path)["captures_read"], 2)
 
     def test_bad_choices(self):
-        for bad in ({"heads": [-1]}, {"batch": []}, {"steps": "some"}):
-            with self.assertRaises(ValueError):
+        for bad, text in (
+            ({"heads": [-1]}, "a number of heads is -1, expected a whole number from 0"),
+            ({"heads": 1.5}, "heads is 1.5, expected a whole number from 0"),
+            ({"batch": []}, r"batch is set\(\), expected whole numbers from 0"),
+            ({"steps": "some"}, 'steps is "some", expected "all", numbers, or a function'),
+            ({"steps": -1}, "steps is -1, expected"),
+            ({"steps": [3, 1.5]}, "a number of steps is 1.5, expected"),
+            ({"steps": range(3, -2, -1)}, "a number of steps is -1, expected"),
+            ({"steps": range(5, 5)}, r"steps is range\(5, 5\), expected"),
+            ({"steps": True}, "steps is True, expected"),
+            ({"layers": 3}, "layers is 3, expected a pattern or several"),
+            ({"layers": ["a", 3]}, r"layers is \['a', 3\], expected"),
+            ({"statistics": 0.5}, "statistics is 0.5, expected"),
+        ):
+            with self.assertRaisesRegex(ValueError, "^" + text):
                 Selection(**bad)
+        for bad, text in (
+            ({"compress": 10}, "compress is 10, expected a whole number from 0 to 9"),
+            ({"rank": -1}, "rank is -1, expected"),
+            ({"first_step": "24000"}, "first_step is '24000', expected"),
+            ({"attributes": {"run": None}}, "attribute 'run' is None, expected a text or a number"),
+        ):
+            with self.assertRaisesRegex(ValueError, "^" + text):
+                Recorder(self.path("bad"), **bad)
+        with self.assertRaisesRegex(CaptureRefused, "h5 cannot be made: File exists$"):
+            Recorder(SMALL)
+        with self.assertRaisesRegex(CaptureRefused, "h5/x cannot be made: Not a directory$"):
+            Recorder(os.path.join(SMALL, "x"))
+        for good in (7, np.int64(7), [7, 9], np.array([7, 9]), range(9, 5, -2), iter((7, 9)), lambda step: step == 7):
+            chosen = Selection(steps=good)
+            self.assertEqual([step for step in range(9) if chosen.wants_step(step)], [7])
         with self.assertRaisesRegex(CaptureRefused, r"none of heads \[9\] exists, the call has 4"):
             Cut.of(Selection(heads=[9]), 1, 4, 2)
         with self.assertRaisesRegex(CaptureRefused, r"none of batch elements \[2\] exists, the call has 2"):
@@ -235,7 +265,7 @@ class Choices(Case):
             lines = [json.loads(line) for line in file]
         self.assertIn("dq has shape", lines[1]["not_recorded"])
         self.assertGreater(lines[1]["mean_q_norm"], 0)
-        strict = Recorder(self.folder, Selection(steps="all"), strict=True)
+        strict = Recorder(self.path("strict"), Selection(steps="all"), strict=True)
         call = feed(strict, "bad", tensors, attributes)
         call.tensors["lse"] = call.tensors["lse"].astype(np.float64)
         with self.assertRaisesRegex(CaptureRefused, "lse has type float64"):
@@ -315,7 +345,7 @@ class Files(Case):
 
     def test_attributes_that_cannot_be_written(self):
         for value in (object(), 2**70, None, [1, "a", None], "nul\0", "half\udc80", {"a": 1}):
-            with self.assertRaisesRegex(ValueError, "attribute 'x' is .*, which a capture cannot hold"):
+            with self.assertRaisesRegex(ValueError, "attribute 'x' is .*, expected a text or a number that HDF5 can hold"):
                 Recorder(self.folder, attributes={"x": value})
         tensors, attributes = load(SMALL)
         # What says how a capture is to be read is the recorder's own.
@@ -363,11 +393,39 @@ class Files(Case):
             self.assertEqual(file.read(), before)
         self.assertIsNone(recorder.open_call("a"))
         count[0] = 0
-        strict = Recorder(self.folder, Selection(steps="all"), strict=True)
+        strict = Recorder(self.folder, Selection(steps="all"), strict=True, resume=True)
         feed(strict, "a", tensors, attributes)
         with mock.patch.object(words, "write_array", full_disk), self.assertRaises(OSError):
             strict.finish_step()
         self.assertEqual(len(os.listdir(self.folder)), 2)
+
+    def test_a_folder_with_a_recording_is_refused_unless_it_goes_on(self):
+        small, attributes = load(SMALL)
+        late, late_attributes = load(LATE)
+        recorder = Recorder(self.folder, Selection(steps=[0, 1]))
+        for _ in range(2):
+            feed(recorder, "a", small, attributes)
+            recorder.finish_step()
+        with open(recorder.files[0], "rb") as file:
+            before = file.read()
+        with self.assertRaisesRegex(CaptureRefused, r"holds a recording already \(st.*resume=True"):
+            Recorder(self.folder)
+        os.rename(recorder.statistics_file, self.path("aside"))
+        with self.assertRaisesRegex(CaptureRefused, r"\(step_000000_rank_0000.h5\)"):
+            Recorder(self.folder)
+        os.rename(self.path("aside"), recorder.statistics_file)
+        Recorder(self.folder, rank=1)
+        resumed = Recorder(self.folder, Selection(steps="all"), first_step=1, resume=True)
+        for _ in range(2):
+            feed(resumed, "a", late, late_attributes)
+            resumed.finish_step()
+        with open(recorder.files[0], "rb") as file:
+            self.assertEqual(file.read(), before)
+        for step in (1, 2):
+            with h5py.File(resumed.capture_file(step)) as file:
+                self.assertEqual(file[f"step_00000{step}/a/q"].shape, late["q"].shape)
+        with open(resumed.statistics_file, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["step"] for line in file], [0, 1, 1, 2])
 
     def test_same_content_same_file(self):
         tensors, attributes = load(SMALL)
@@ -459,6 +517,107 @@ class Statistics(Case):
             line = json.loads(file.read(), parse_constant=lambda text: self.fail(text))
         self.assertIsNone(line["dq_norm"])
         self.assertEqual(recorder.files, [])
+
+
+class Growth(Case):
+    """What is read from hand-written statistics; every expected number is worked out here by hand."""
+
+    LONG = "module.decoder.layers.10.self_attention.core_attention"
+
+    def write(self, lines, rank=0, end="\n"):
+        with open(self.path(f"statistics_rank_{rank:04d}.jsonl"), "w", encoding="utf-8") as file:
+            file.write("\n".join(json.dumps({"rank": rank, "call": 0, "kernel": "x"} | line) for line in lines) + end)
+
+    def run_main(self, *arguments):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = growth.main([str(a) for a in arguments])
+        return code, out.getvalue(), err.getvalue()
+
+    def test_numbers(self):
+        a = [(0, 2.0, 3.0, 8.0, 0.5), (100, 3.0, 3.0, 16.0, 2.0), (200, 12.0, 6.0, 80.0, 10.0)]
+        b = [(0, 2.0, 3.0, 5.0, 0.1), (100, 2.0, 3.0, 5.0, 0.9), (200, 1.0, 3.0, 40.0, 0.2)]
+        figures = ("mean_q_norm", "mean_k_norm", "logit_bound", "dk_sum")
+        of = {
+            name: [{"layer": name, "step": row[0]} | dict(zip(figures, row[1:])) for row in rows] for name, rows in (("a", a), (self.LONG, b))
+        }  # fmt: skip
+        softcapped = [{"layer": "s", "step": step, "logit_bound": 50.0} for step in (0, 200)]
+        broken = [{"layer": "n", "step": 0, "dk_sum": 3.0}, {"layer": "n", "step": 100, "dk_sum": None}]
+        # A resumed run recorded step 100 again, a call was refused, and the last line was cut off.
+        again = [{"layer": "a", "step": 100, "mean_q_norm": 99.0}]
+        refused = [{"layer": "r", "step": 0, "not_recorded": "q is torch.float32, expected bfloat16"}]
+        self.write(again + of["a"] + of[self.LONG] + softcapped + broken + refused + [{"layer": "cut off", "step": 0, "dk_sum": 1e9}], end="")
+        # Of ranks and of calls the largest counts.
+        self.write([of["a"][0] | {"mean_q_norm": 1.0}, of["a"][0] | {"call": 1, "logit_bound": 4.0}, of["a"][2] | {"dk_sum": 20.0}], rank=1)
+        code, out, err = self.run_main(self.folder, "--json")
+        self.assertEqual((code, err), (0, ""))
+        found = json.loads(out, parse_constant=lambda text: self.fail(text))
+        self.assertEqual([x["layer"] for x in found["layers"]], ["n", "a", self.LONG, "s"])
+        n, first, second, s = found["layers"]
+        self.assertEqual(first["growth"], {"mean_q_norm": 6.0, "mean_k_norm": 2.0, "logit_bound": 10.0, "dk_sum": 20.0})
+        self.assertEqual(second["growth"], {"mean_q_norm": 0.5, "mean_k_norm": 1.0, "logit_bound": 8.0, "dk_sum": 1.0})
+        self.assertEqual((n["growth"], s["growth"]), ({"dk_sum": None}, {"logit_bound": 1.0}))
+        self.assertEqual(first["steps"][1], {"step": 100, "mean_q_norm": 3.0, "mean_k_norm": 3.0, "logit_bound": 16.0, "dk_sum": 2.0})
+        self.assertEqual(
+            [tuple(x.values()) for x in found["grew_most"]],
+            [
+                ("mean_q_norm", "a", 100, 200, 3.0, 12.0, 4.0), ("mean_k_norm", "a", 100, 200, 3.0, 6.0, 2.0),
+                ("logit_bound", self.LONG, 100, 200, 5.0, 40.0, 8.0), ("dk_sum", "n", 0, 100, 3.0, None, None),
+            ],
+        )  # fmt: skip
+        code, out, err = self.run_main(self.folder)
+        self.assertEqual((code, err), (0, ""))
+        self.assertLessEqual(max(map(len, out.splitlines())), 100)
+        rows = [line.split() for line in out.splitlines()]
+        self.assertIn("a 200 12 x6 6 x2 80 x10 20 x20".split(), rows)
+        self.assertIn("n 100 - - - - - - inf inf".split(), rows)
+        self.assertIn([self.LONG], rows)  # on a line of its own, uncut
+        self.assertIn("logit_bound x8 5 40 100 200 …coder.layers.10.self_attention.core_attention".split(), rows)
+
+    def test_one_step(self):
+        self.write([{"layer": "a" * 200, "step": 7, "mean_q_norm": 1.0}])
+        code, out, err = self.run_main(self.folder)
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("There is one step only.", out)
+        self.assertLessEqual(max(map(len, out.splitlines())), 100)
+
+    def test_what_a_recorder_wrote(self):
+        tensors, attributes = load(SMALL)
+        recorder = Recorder(self.folder)
+        for _ in range(2):
+            feed(recorder, "a", tensors, attributes)
+            recorder.finish_step()
+        done = subprocess.run([sys.executable, "-m", "bitattn.growth", recorder.statistics_file, "--json"], capture_output=True, timeout=60,
+                              env=os.environ | {"PYTHONPATH": os.path.join(SOURCE, "python")})  # fmt: skip
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        found = json.loads(done.stdout)
+        self.assertEqual(found["layers"][0]["growth"], dict.fromkeys(growth.FIGURES, 1.0))
+        self.assertEqual(found["grew_most"], [])
+
+    def test_bad_input_is_one_line(self):
+        def refused(content):
+            with open(self.path("x.jsonl"), "w", encoding="utf-8") as file:
+                file.write(content)
+            return (self.path("x.jsonl"),)
+
+        good = '{"step": 0, "layer": "a", "dk_sum": 1}\n'
+        for arguments, text in (
+            (lambda: (), "got nothing, expected one folder or file"),
+            (lambda: (self.folder, "x"), "expected one folder or file"),
+            (lambda: ("--jsn",), "got --jsn, expected"),
+            (lambda: (self.folder,), "holds no statistics_rank_"),
+            (lambda: (self.path("none"),), "none: No such file or directory"),
+            (lambda: refused(good + "x\n"), "x.jsonl:2: not a line of statistics"),
+            (lambda: refused('{"step": "0", "layer": "a"}\n'), ":1: not a line"),
+            (lambda: refused('{"step": 0, "layer": "a", "dk_sum": "1"}\n'), ":1: not a line"),
+            (lambda: refused("[1]\n"), ":1: not a line"),
+            (lambda: refused(""), "holds no figures: no calls"),
+            (lambda: refused('{"step": 0, "layer": "a", "not_recorded": "dropout"}\n'), "holds no figures: dropout"),
+        ):
+            code, out, err = self.run_main(*arguments())
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
+            self.assertTrue(err.startswith("bitattn.growth: "))
+            self.assertIn(text, err)
 
 
 # The signatures of FlashAttention 2.8 and of FlashAttention-3's interface at 0251105a.

@@ -180,7 +180,7 @@ class Bits(Case):
                         (F.scaled_dot_product_attention(y, y, y) * y.detach().cos()).sum().backward()
 
                     if watched:
-                        with record(self.folder, steps="all"):
+                        with record(os.path.join(self.folder, f"{device}_{leaf}"), steps="all"):
                             step()
                     else:
                         step()
@@ -269,6 +269,31 @@ class Choices(Case):
             train(model, optimizer, "cpu", 1)
         self.assertEqual([x["step"] for x in self.lines()], [100, 100, 101, 101, 102, 102])
         self.assertEqual(len(recording.files), 1)
+        with self.assertRaisesRegex(CaptureRefused, "holds a recording already"):
+            record(self.folder, model, first_step=103)
+        with record(self.folder, model, first_step=103, statistics=1, resume=True):
+            train(model, optimizer, "cpu", 1)
+        self.assertEqual([x["step"] for x in self.lines()], [100, 100, 101, 101, 102, 102, 103, 103])
+
+    def test_chosen_steps_that_never_come_are_said(self):
+        """As when a resumed run is recorded without first_step; where one of them came, nothing is said."""
+        for steps, first_step, seen in (
+            (range(24000, 24010), 0, "steps 0 to 1 were seen"), ([24000], 23000, "steps 23000 to 23001 were seen"),
+            (lambda step: step > 1, 0, "steps 0 to 1 were seen"), (range(24000, 24010), 24000, ""),
+        ):  # fmt: skip
+            for strict in (False, True):
+                model, optimizer = built("cpu", False, layers=1)
+                folder = os.path.join(self.folder, f"{first_step}_{seen}_{strict}_{callable(steps)}")
+                expected = contextlib.nullcontext()
+                if seen:
+                    text = f"none of the chosen steps was reached: {seen} .first_step="
+                    expected = self.assertRaisesRegex(CaptureRefused, text) if strict else self.assertWarnsRegex(CaptureWarning, text)
+                with expected, record(folder, model, steps=steps, first_step=first_step, optimizer=optimizer, strict=strict):
+                    train(model, optimizer, "cpu", 2)
+        with self.assertRaises(KeyError), self.assertWarnsRegex(CaptureWarning, "step 0 was seen"):
+            with record(os.path.join(self.folder, "error"), steps=[5], strict=True):
+                F.scaled_dot_product_attention(*(torch.randn(1, 1, 8, 8, dtype=torch.bfloat16) for _ in range(3)))
+                raise KeyError("the run's own error stays what it is")
 
     def test_validation_is_left_out_unless_asked_for(self):
         for forward_only in (False, True):
@@ -288,10 +313,29 @@ class Choices(Case):
         with record(self.folder, model, steps="all") as recording:
             for _ in range(2):
                 model(torch.randn(1, 20, 128, dtype=torch.bfloat16).requires_grad_()).float().sum().backward()
+            recording.step()
         with h5py.File(recording.files[0]) as file:
             self.assertEqual(sorted(file["step_000000"]), ["blocks.0.attn", "blocks.0.attn.1"])
             self.assertTrue(all("dq" in group for group in file["step_000000"].values()))
 
+    def test_patterns_that_meet_no_layer_are_said(self):
+        model, optimizer = built("cpu", False, layers=5)
+        text = r"no layer is named like \*\.attnn, x: attention was seen in blocks\.0\.attn, blocks\.1\.attn, blocks\.2\.attn and 2 more layers$"
+        with self.assertWarnsRegex(CaptureWarning, text):
+            with record(self.folder, model, layers=["*.attnn", "*.3.*", "x"], statistics=1, optimizer=optimizer):
+                train(model, optimizer, "cpu", 1)
+        self.assertEqual([x["layer"] for x in self.lines()], ["blocks.3.attn"])
+
+    def test_steps_that_were_never_ended_are_said(self):
+        """Three backward passes without a step: said at the end, checkpointing or not, whose second forward is no pass of its own. One alone is a step."""
+        for checkpointed in (None, "reentrant", "other"):
+            for passes in (1, 3):
+                model, optimizer = built("cpu", False, checkpointed=checkpointed)
+                expected = contextlib.nullcontext()
+                if passes == 3:
+                    expected = self.assertWarnsRegex(CaptureWarning, "^3 backward passes ran and no step was ended, so that all their calls count as step 7")
+                with expected, record(os.path.join(self.folder, f"{checkpointed}_{passes}"), model, statistics=1, first_step=7):
+                    train(model, optimizer, "cpu", passes)
 
     def test_statistics_are_those_of_numpy_and_come_as_often_as_asked_for(self):
         for device in DEVICES:
@@ -328,9 +372,24 @@ class Refusals(Case):
                     F.scaled_dot_product_attention(*arguments, **options).float().sum().backward()
             self.assertEqual(recording.files, [])
             self.assertIn(why, self.lines(folder)[0]["not_recorded"])
-            with self.assertRaisesRegex(CaptureRefused, why), record(folder, steps="all", strict=True):
+            with self.assertRaisesRegex(CaptureRefused, why), record(f"{folder}_strict", steps="all", strict=True):
                 F.scaled_dot_product_attention(*arguments, **options)
             self.assertIs(F.scaled_dot_product_attention, early_import)
+
+    def test_a_warning_a_reason_at_the_line_of_record(self):
+        """Not one for every layer and step, and none that points into the package."""
+        model, optimizer = built("cpu", False, layers=4)
+        model.float()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            line = sys._getframe().f_lineno + 1
+            with record(self.folder, model, steps="all", optimizer=optimizer):
+                for _ in range(2):
+                    model(torch.randn(1, 8, 128).requires_grad_()).sum().backward()
+                    optimizer.step()
+        self.assertEqual([str(w.message) for w in caught],
+                         ["blocks.0.attn and 3 more layers: tensors are not recorded: q is torch.float32, expected bfloat16"])  # fmt: skip
+        self.assertEqual((caught[0].filename, caught[0].lineno, caught[0].category), (__file__, line, CaptureWarning))
 
     def test_compiled_models_are_refused(self):
         model, _ = built("cpu", False)
@@ -360,6 +419,17 @@ class Refusals(Case):
         model.blocks[0].compile(backend="eager")
         return model
 
+    def test_arguments_of_another_kind(self):
+        model, _ = built("cpu", False)
+        for bad, text in (
+            ({"steps": [1.5]}, "a number of steps is 1.5"), ({"layers": 3}, "layers is 3"), ({"model": "blocks"}, "model is of type str"),
+            ({"optimizer": model}, "optimizer is of type Model, which does not tell when its step ends: call Recording.step"),
+            ({"modules": ["*.core"]}, "modules is of type list, expected a dictionary"), ({"modules": {"*.core": "SBHD"}}, "modules has 'SBHD' for .*.core, expected"),
+            ({"attributes": "run"}, "attributes is of type str"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, text):
+                record(os.path.join(self.folder, "x"), **bad)
+
     def test_nothing_seen_is_said(self):
         with self.assertWarnsRegex(CaptureWarning, "no attention call was seen"):
             with record(self.folder):
@@ -372,6 +442,38 @@ class Refusals(Case):
         with self.assertRaisesRegex(CaptureRefused, r"no module of the model is named like \*.core"):
             record(self.folder, model, modules={"*.core": None}).start()
         self.assertIs(F.scaled_dot_product_attention, early_import)
+
+    def test_multihead_attention_and_its_cure_are_named(self):
+        class Encoder(torch.nn.Module):
+            def __init__(self, need_weights):
+                super().__init__()
+                self.need_weights = need_weights
+                self.layers = torch.nn.ModuleList(torch.nn.MultiheadAttention(128, 2, dtype=torch.bfloat16) for _ in range(3))
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x, x, x, need_weights=self.need_weights)[0]
+                return x
+
+        x = torch.randn(10, 2, 128, dtype=torch.bfloat16)
+        text = r"no attention call was seen: torch\.nn\.MultiheadAttention \(layers\.0 and 2 more\) calls .* need_weights=False"
+        model = Encoder(True)
+        with self.assertWarnsRegex(CaptureWarning, text), record(self.folder, model, steps="all"):
+            model(x).float().sum().backward()
+        with self.assertRaisesRegex(CaptureRefused, text), record(self.folder, model, steps="all", strict=True):
+            model(x).float().sum().backward()
+        model = Encoder(False)
+        with record(self.folder, model, steps="all") as recording:
+            model(x).float().sum().backward()
+        self.assertIn("dq", load(recording.files[0], "step_000000/layers.2")[0])
+
+    def test_calls_without_gradient_alone_are_said(self):
+        model, _ = built("cpu", False)
+        for strict in (False, True):
+            text = "no attention call had a gradient .forward_only=True"
+            expected = self.assertRaisesRegex(CaptureRefused, text) if strict else self.assertWarnsRegex(CaptureWarning, text)
+            with expected, record(self.folder, model, steps="all", strict=strict), torch.no_grad():
+                model(torch.randn(2, 40, 128, dtype=torch.bfloat16))
 
     def test_a_second_backward(self):
         q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16, requires_grad=True)
@@ -386,8 +488,10 @@ class Refusals(Case):
         with record(self.folder, steps="all") as recording:
             with self.assertRaises(RuntimeError):
                 F.scaled_dot_product_attention(q, q[..., :32], q)
-            with self.assertRaises(TypeError), self.assertWarns(CaptureWarning):
+            with self.assertRaises(TypeError):
                 F.scaled_dot_product_attention(q)
+            with self.assertWarnsRegex(CaptureWarning, "attention: tensors are not recorded: missing a required argument: 'key'"):
+                recording.step()
         self.assertEqual(recording.files, [])
 
     def check_unrecorded(self, step, why, model=None, **options):
@@ -606,7 +710,7 @@ class FlashAttention(Case):
         model = torch.nn.Module()
         model.kernel = flash3
         calls = []
-        with record(self.folder, model, steps="all", attributes={"run": "stand-in"}):
+        with record(self.folder, model, steps="all", attributes={"run": "stand-in"}) as recording:
             for place in ("package", "program", "model"):
                 x = self.inputs(2, 24, 3, 64)
                 if place == "package":
@@ -618,6 +722,7 @@ class FlashAttention(Case):
                 out = result[0] if isinstance(result, tuple) else result
                 (out.float() ** 2).sum().backward()
                 calls.append((x, out))
+            recording.step()
         for (x, out), name, kernel, with_lse in zip(
             calls, ("attention", "attention.1", "attention.2"), ("flash-attention-2", "flash-attention-2", "flash-attention-3"), (False, True, True)
         ):
@@ -634,7 +739,7 @@ class FlashAttention(Case):
         for batch in (None, [1]):
             x = self.inputs(40, 2, 64)
             offsets = torch.tensor([0, 10, 40], dtype=torch.int32)
-            with record(self.folder, steps="all", batch=batch):
+            with record(self.folder, steps="all", batch=batch, resume=batch is not None):
                 out = sys.modules["flash_attn"].flash_attn_varlen_func(*x, offsets, offsets, 30, 30, causal=True, return_attn_probs=True)[0]
                 out.float().sum().backward()
             if batch is None:
@@ -665,7 +770,7 @@ class FlashAttention(Case):
                 gradients = []
                 for watched in (False, True):
                     x = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
-                    with record(self.folder, steps="all") if watched else contextlib.nullcontext():
+                    with record(self.folder, steps="all", resume=True) if watched else contextlib.nullcontext():
                         out = getattr(sys.modules[module], function)(*x.values(), *rest, causal=True, **options)
                         out.float().square().sum().backward()
                     gradients.append(x)
@@ -683,7 +788,7 @@ class FlashAttention(Case):
                 self.accepted()
 
     def test_an_error_of_the_function_stays_what_it_was(self):
-        with record(self.folder, steps="all"), self.assertWarns(CaptureWarning):
+        with self.assertWarns(CaptureWarning), record(self.folder, steps="all"):
             with self.assertRaisesRegex(AttributeError, "'NoneType' object has no attribute 'unbind'"):  # the stand-in's own
                 sys.modules["flash_attn"].flash_attn_qkvpacked_func(None)
 
