@@ -219,7 +219,7 @@ def check_attributes(attributes):
             try:
                 file.attrs[name] = value
             except Exception as error:  # h5py's own come in many types
-                raise ValueError(f"attribute {name!r} is {repr(value)[:60]}, which a capture cannot hold: {one_line(error)}") from None
+                raise ValueError(f"attribute {name!r} is {repr(value)[:60]}, expected a text or a number that HDF5 can hold ({one_line(error)})") from None
 
 
 def one_line(error):

@@ -21,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import signatures, statistics as figures, words
-from .recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection, attention_shapes, one_line
+from .recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection, attention_shapes
 
 __all__ = ["AttentionModule", "CaptureRefused", "CaptureWarning", "Recording", "record"]
 
@@ -531,7 +531,7 @@ class Recording:
             given = read(original, args, kwargs)
         except Exception as why:
             # The function itself will say what is wrong with its arguments.
-            self.recorder.refuse(call, one_line(why))
+            self.recorder.refuse(call, str(why))
             return original(*args, **kwargs)
         views = {}
         with self._own_work(call):

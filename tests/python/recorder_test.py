@@ -315,7 +315,7 @@ class Files(Case):
 
     def test_attributes_that_cannot_be_written(self):
         for value in (object(), 2**70, None, [1, "a", None], "nul\0", "half\udc80", {"a": 1}):
-            with self.assertRaisesRegex(ValueError, "attribute 'x' is .*, which a capture cannot hold"):
+            with self.assertRaisesRegex(ValueError, "attribute 'x' is .*, expected a text or a number that HDF5 can hold"):
                 Recorder(self.folder, attributes={"x": value})
         tensors, attributes = load(SMALL)
         # What says how a capture is to be read is the recorder's own.

@@ -683,7 +683,7 @@ class FlashAttention(Case):
                 self.accepted()
 
     def test_an_error_of_the_function_stays_what_it_was(self):
-        with record(self.folder, steps="all"), self.assertWarns(CaptureWarning):
+        with self.assertWarns(CaptureWarning), record(self.folder, steps="all"):
             with self.assertRaisesRegex(AttributeError, "'NoneType' object has no attribute 'unbind'"):  # the stand-in's own
                 sys.modules["flash_attn"].flash_attn_qkvpacked_func(None)
 
