@@ -1,6 +1,7 @@
 #include "audit/ranking.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -21,6 +22,15 @@ double worst_of(double a, double b) {
   return worse(b, a) ? b : a;
 }
 
+/// A head's number in its layer, of one that is listed in heads_kept.
+std::string head_name(const std::string& kept, std::int64_t launch_heads_q) {
+  std::int64_t number = 0;
+  const char* end = kept.data() + kept.size();
+  const auto [at, error] = std::from_chars(kept.data(), end, number);
+  if (launch_heads_q < 1 || error != std::errc() || at != end || number < 0) return kept;
+  return std::to_string(number % launch_heads_q);
+}
+
 /// Numbers of a capture's heads in its layer. heads_kept counts batch element by batch element, so the first
 /// ones are one element's.
 std::vector<std::string> head_names(const RankedCapture& capture) {
@@ -28,7 +38,7 @@ std::vector<std::string> head_names(const RankedCapture& capture) {
   const std::string& kept = capture.heads_kept;
   for (std::size_t begin = 0; !kept.empty() && begin <= kept.size();) {
     const std::size_t end = std::min(kept.find(',', begin), kept.size());
-    names.push_back(kept.substr(begin, end - begin));
+    names.push_back(head_name(kept.substr(begin, end - begin), capture.launch_heads_q));
     begin = end + 1;
   }
   const std::size_t heads = capture.leak_by_head.size();

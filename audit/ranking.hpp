@@ -28,7 +28,8 @@ struct RankedFigures {
 struct RankedCapture {
   std::string name, layer;           ///< layer "": it names none
   std::optional<std::int64_t> step;  ///< none: it names none
-  std::string heads_kept;            ///< "4,7": numbers of its heads in the layer; "": from 0 on
+  std::string heads_kept;            ///< "4,7": which of the layer's heads it has; "": from 0 on
+  std::int64_t launch_heads_q = 0;   ///< above 0: heads_kept counts batch · launch_heads_q + head
   std::string kernel;                ///< that recorded it
   bool recorded = false;             ///< it holds what a kernel returned …
   bool reproduced = false;           ///< … and the emulated kernel gives every bit of that

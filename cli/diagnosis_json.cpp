@@ -115,6 +115,8 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
   json["layer"] = attribute_json(problem, "layer");
   json["step"] = step_json(problem);
   json["heads_kept"] = attribute_json(problem, "heads_kept");
+  const std::int64_t launched = problem.integer("launch_heads_q", 0);
+  json["launch_heads_q"] = launched > 0 ? Json(launched) : Json(nullptr);
   json["backend"] = d.backend;
   json["against_recorded"] = d.against_recorded ? comparison_json(*d.against_recorded) : Json(nullptr);
   json["witness"] = d.witness ? witness_json(*d.witness) : Json(nullptr);

@@ -184,6 +184,10 @@ audit::RankedCapture ranked_capture(const Json& one) {
   const auto step = one.find("step");
   if (step != one.end() && step->is_number_integer()) capture.step = step->get<std::int64_t>();
   capture.heads_kept = text_at(one, "heads_kept");
+  const auto launched = one.find("launch_heads_q");
+  if (launched != one.end() && launched->is_number_integer()) {
+    capture.launch_heads_q = launched->get<std::int64_t>();
+  }
   capture.kernel = text_at(one, "kernel");
   const auto bits = one.find("against_recorded");
   capture.recorded = bits != one.end() && bits->is_object();

@@ -4,11 +4,15 @@ A framework's hook (bitattn.torch) opens a Call for every attention call that it
 forward and backward run, and ends the step. Files appear under their names whole, in one step of the file system.
 """
 
+import collections.abc
 from dataclasses import dataclass, field
 import fnmatch
+import glob
 import json
 import math
+import operator
 import os
+import sys
 import threading
 import warnings
 
@@ -31,19 +35,55 @@ class CaptureWarning(UserWarning):
     """A call, or all further calls, could not be recorded. The run goes on."""
 
 
-def _as_test(choice, what):
+def _whole_number(value, what, most=None):
+    """As int; raises ValueError unless it is a whole number from 0 (to `most`)."""
+    try:
+        number = -1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0 or (most is not None and number > most):
+        raise ValueError(f"{what} is {value!r}, expected a whole number from 0{'' if most is None else f' to {most}'}")
+    return number
+
+
+def _whole_numbers(choice, what):
+    """A number or a collection of them, as a range or a set; raises ValueError."""
+    if isinstance(choice, range):
+        if choice:
+            _whole_number(min(choice[0], choice[-1]), f"a number of {what}")
+            return choice
+    elif not isinstance(choice, collections.abc.Iterable):
+        return {_whole_number(choice, what)}
+    elif not isinstance(choice, str):
+        choice = {_whole_number(value, f"a number of {what}") for value in choice}
+        if choice:
+            return choice
+    raise ValueError(f"{what} is {choice!r}, expected whole numbers from 0")
+
+
+def _as_test(steps):
     """None: nothing, "all": everything, a number, a collection, or a function: as a function of one argument."""
-    if choice is None:
+    if steps is None:
         return lambda value: False
-    if isinstance(choice, str):
-        if choice != "all":
-            raise ValueError(f'{what} is "{choice}", expected "all", numbers, or a function')
+    if isinstance(steps, str):
+        if steps != "all":
+            raise ValueError(f'steps is "{steps}", expected "all", numbers, or a function')
         return lambda value: True
-    if callable(choice):
-        return choice
-    if isinstance(choice, int):
-        return lambda value: value == choice
-    return choice.__contains__ if isinstance(choice, (range, set, frozenset)) else set(choice).__contains__
+    if callable(steps):
+        return steps
+    return _whole_numbers(steps, "steps").__contains__
+
+
+def _place_outside():
+    """File, line and module of whoever called into this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(__package__ + "."):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__", "")
+
+
+def _more(count, what):
+    return f"{count} more {what}{'s' if count > 1 else ''}"
 
 
 @dataclass
@@ -61,17 +101,17 @@ class Selection:
     statistics: int = 1
 
     def __post_init__(self):
-        self._wants_step = _as_test(self.steps, "steps")
-        patterns = [self.layers] if isinstance(self.layers, str) else self.layers
-        self.patterns = None if patterns is None else tuple(patterns)
+        self._wants_step = _as_test(self.steps)
+        self.patterns = None
+        if self.layers is not None:
+            patterns = [self.layers] if isinstance(self.layers, str) else self.layers
+            self.patterns = tuple(patterns) if isinstance(patterns, collections.abc.Iterable) else ()
+            if not self.patterns or not all(isinstance(pattern, str) for pattern in self.patterns):
+                raise ValueError(f"layers is {self.layers!r}, expected a pattern or several")
         for name in ("heads", "batch"):
-            chosen = getattr(self, name)
-            if chosen is None:
-                continue
-            chosen = sorted({int(n) for n in ([chosen] if isinstance(chosen, int) else chosen)})
-            if not chosen or chosen[0] < 0:
-                raise ValueError(f"{name} is {chosen}, expected numbers from 0")
-            setattr(self, name, chosen)
+            if getattr(self, name) is not None:
+                setattr(self, name, sorted(_whole_numbers(getattr(self, name), name)))
+        self.statistics = _whole_number(self.statistics, "statistics")
 
     def wants_step(self, step):
         return bool(self._wants_step(step))
@@ -166,6 +206,72 @@ class Cut:
         }
 
 
+#: As of the program's own reader (datasets/problem.cpp): what lies beyond makes a whole file unreadable.
+LARGEST_HEAD_SIZE = 256
+MOST_TOKENS = 2**31 - 1
+MOST_SEQUENCES = 2**24 - 1
+
+
+def _is_whole(x, least, most):
+    return isinstance(x, (int, np.integer, np.bool_)) and least <= x <= most
+
+
+def _is_finite(x):
+    return isinstance(x, (int, np.integer, float, np.floating)) and math.isfinite(x)
+
+
+_WINDOW = (lambda x: _is_whole(x, -1, MOST_TOKENS), "-1 (no limit) or more")
+_FLAG = (lambda x: _is_whole(x, 0, 1), "0 or 1")
+#: What attributes may be, and how to say it.
+_DEMANDS = {
+    "softmax_scale": (lambda x: _is_finite(x) and x > 0, "a finite number above 0"),
+    "softcap": (lambda x: _is_finite(x) and x >= 0, "0 (none) or a finite number above 0"),
+    "window_left": _WINDOW, "window_right": _WINDOW,
+    "causal": _FLAG, "deterministic": _FLAG, "dq_order_fixed": _FLAG, "dkv_order_fixed": _FLAG,
+    "causal_alignment": (lambda x: x in ("bottom-right", "top-left"), "bottom-right or top-left"),
+}  # fmt: skip
+
+
+def attention_shapes(q, k, v, packed=False):
+    """Shapes of all tensors of the call that q, k and v ([B,S,H,D], or `packed` [total,H,D]) of these shapes make.
+
+    Raises CaptureRefused where they make none.
+    """
+    for name, shape in (("q", q), ("k", k), ("v", v)):
+        if len(shape) != (3 if packed else 4):
+            raise CaptureRefused(f"{name} has shape {list(shape)}, expected {'[total,H,D]' if packed else '[B,S,H,D]'}")
+    tokens_q, tokens_k = q[:-2], k[:-2] if packed else (q[0], k[1])
+    if k[-2] < 1 or q[-2] < 1 or q[-2] % k[-2]:
+        raise CaptureRefused(f"{q[-2]} query heads over {k[-2]} KV heads, expected a multiple")
+    expected = {"q": q, "k": (*tokens_k, k[-2], q[-1]), "v": (*tokens_k, k[-2], v[-1])}
+    for name, shape in (("k", k), ("v", v)):
+        if tuple(shape) != expected[name]:
+            raise CaptureRefused(f"{name} has shape {list(shape)}, expected {list(expected[name])} beside q {list(q)}")
+    out = (*tokens_q, q[-2], v[-1])
+    lse = (q[-2], *tokens_q) if packed else (q[0], q[-2], q[1])
+    return expected | {"out": out, "lse": lse, "dout": out, "dq": q, "dk": expected["k"], "dv": expected["v"]}
+
+
+def check_attributes(attributes):
+    """Raises ValueError unless an HDF5 file can hold every one of them; found by writing them into one in memory."""
+    with h5py.File("attributes", "w", driver="core", backing_store=False, libver=("earliest", "v108")) as file:
+        for name, value in attributes.items():
+            try:
+                file.attrs[name] = value
+            except Exception as error:  # h5py's own come in many types
+                raise ValueError(f"attribute {name!r} is {repr(value)[:60]}, expected a text or a number that HDF5 can hold ({one_line(error)})") from None
+
+
+def one_line(error):
+    """What an exception says: all of a refusal, the first line of any other."""
+    return str(error) if isinstance(error, CaptureRefused) else f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+def _writable(name):
+    """A text as HDF5 can hold it: no NUL, no half of a surrogate pair."""
+    return name.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
 @dataclass
 class Call:
     """One attention call of one step. `tensors`: BF16 words as uint16, lse as float32, laid out as in a capture."""
@@ -185,48 +291,84 @@ class Call:
 
     @property
     def group(self):
-        """Its group in a file: /step_000100/layer, with .1, .2, … for further calls of the layer in the step."""
-        name = self.layer.replace("/", "_")
+        """Its group in a file, unless that is taken: /step_000100/layer, with .1, .2, … for further calls of the layer in the step."""
+        name = _writable(self.layer).replace("/", "_")
+        name = f"_{name}" if name in ("", ".") else name  # which would be the group of the step itself
         return f"/step_{self.step:06d}/{name}" + (f".{self.index}" if self.index else "")
 
     @property
     def moment(self):
         """What its attributes say of where in the run it was."""
-        return {"step": self.step, "layer": self.layer, "call": self.index}
+        return {"step": self.step, "layer": _writable(self.layer), "call": self.index}
 
     def check(self):
-        """Raises CaptureRefused unless the shapes of all tensors fit, so that what is written can be read."""
+        """Raises CaptureRefused unless tensors and attributes are such that what is written can be read."""
         shapes = {name: tuple(x.shape) for name, x in self.tensors.items()}
         for name in "qkv":
             if name not in shapes:
                 raise CaptureRefused(f"{name} was not seen")
-        q, k, v = shapes["q"], shapes["k"], shapes["v"]
-        packed = "cu_seqlens_q" in self.tensors
-        tokens_q, tokens_k = q[:-2], k[:-2]
-        expected = {
-            "q": tokens_q + (q[-2], q[-1]),
-            "k": tokens_k + (k[-2], q[-1]),
-            "v": tokens_k + (k[-2], v[-1]),
-            "out": tokens_q + (q[-2], v[-1]),
-            "lse": (q[-2],) + tokens_q if packed else tokens_q[:1] + (q[-2],) + tokens_q[1:],
-        }
-        expected |= {"dout": expected["out"], "dq": expected["q"], "dk": expected["k"], "dv": expected["v"]}
+        expected = attention_shapes(*(shapes[name] for name in "qkv"), packed=self.packed)
         for name, shape in shapes.items():
             if name in expected and shape != expected[name]:
                 raise CaptureRefused(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
             if name in expected and self.tensors[name].dtype != (np.float32 if name == "lse" else np.uint16):
                 raise CaptureRefused(f"{name} has type {self.tensors[name].dtype}, expected BF16 words as uint16, and lse as float32")
-        if len(q) != (3 if packed else 4):
-            raise CaptureRefused(f"q has shape {list(q)}, expected {'[total,H,D]' if packed else '[B,S,H,D]'}")
+            if name in ("dq", "dk", "dv") and "dout" not in shapes:
+                raise CaptureRefused(f"dout was not seen, expected beside {name}")
+        for name in "qkv":
+            if not 1 <= shapes[name][-1] <= LARGEST_HEAD_SIZE:
+                raise CaptureRefused(f"{name} has head size {shapes[name][-1]}, expected 1 to {LARGEST_HEAD_SIZE}")
+            if math.prod(shapes[name][:-2]) > MOST_TOKENS:
+                raise CaptureRefused(f"{name} has shape {list(shapes[name])}, expected at most {MOST_TOKENS} tokens")
+        if self.packed:
+            self._check_offsets(shapes)
+        elif shapes["q"][0] == 0:
+            raise CaptureRefused("batch is 0, expected at least 1")
+        self._check_attributes()
+
+    @property
+    def packed(self):
+        """Are its sequences packed, [total,H,D] with cu_seqlens?"""
+        return "cu_seqlens_q" in self.tensors or "cu_seqlens_k" in self.tensors
+
+    def _check_offsets(self, shapes):
+        sizes = []
+        for name in ("cu_seqlens_q", "cu_seqlens_k"):
+            offsets = self.tensors.get(name)
+            if offsets is None:
+                raise CaptureRefused(f"{name} was not seen")
+            if offsets.ndim != 1 or offsets.dtype.kind not in "iu" or not 2 <= offsets.size <= MOST_SEQUENCES + 1:
+                raise CaptureRefused(f"{name} has shape {list(offsets.shape)} and type {offsets.dtype}, expected sequences + 1 whole numbers")
+            tokens = shapes[name[-1]][0]
+            if offsets[0] != 0 or offsets[-1] != tokens or np.any(np.diff(offsets.astype(np.int64)) < 0):
+                raise CaptureRefused(f"{name} goes from {offsets[0]} to {offsets[-1]}, expected rising from 0 to the number of tokens, {tokens}")
+            sizes.append(offsets.size)
+        if sizes[0] != sizes[1]:
+            raise CaptureRefused(f"cu_seqlens_q has {sizes[0]} entries and cu_seqlens_k {sizes[1]}, expected the same number")
+
+    def _check_attributes(self):
+        try:
+            check_attributes(self.attributes)
+        except ValueError as error:
+            raise CaptureRefused(str(error)) from None
+        if "softmax_scale" not in self.attributes:
+            raise CaptureRefused("softmax_scale is missing")
+        for name, (fits, expected) in _DEMANDS.items():
+            if name in self.attributes and not fits(self.attributes[name]):
+                raise CaptureRefused(f"{name} is {self.attributes[name]}, expected {expected}")
 
 
 def _write_call(file, call, compress):
     call.check()
-    group = file.require_group(call.group)
+    # A layer "0.1" beside the second call of a layer "0", or layers whose names differ by what "_" stands for: the later one is told apart.
+    name, count = call.group, 1
+    while name in file:
+        count += 1
+        name = f"{call.group}~{count}"
+    group = file.create_group(name)
     for name, array in call.tensors.items():
         words.write_array(group, name, array, compress)
-    attributes = {"schema_version": 1, "layout": "THD" if "cu_seqlens_q" in call.tensors else "BSHD"}
-    attributes |= call.attributes
+    attributes = call.attributes | {"schema_version": 1, "layout": "THD" if call.packed else "BSHD"}
     attributes |= call.moment
     if call.cut is not None:
         attributes |= call.cut.attributes()
@@ -259,26 +401,50 @@ class Recorder:
 
     Tensors go to FOLDER/step_000100_rank_0000.h5, a file a step that was chosen; statistics to FOLDER/statistics_rank_0000.jsonl, a line
     a call. What cannot be written is warned of once and ends the recording, never the run; with `strict` it raises.
+    A folder that holds a recording of this rank is refused (CaptureRefused), as two runs in one folder would be ranked as one; with `resume`
+    this recording goes on with it: statistics are appended, and a step that is recorded again replaces its file.
     """
 
-    def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0):
+    def __init__(self, folder, selection=None, *, rank=0, attributes=None, compress=0, strict=False, first_step=0, resume=False):
         self.folder = os.fspath(folder)
         self.selection = selection or Selection()
-        self.rank = int(rank)
+        self.rank = _whole_number(rank, "rank")
         self.attributes = dict(attributes or {})
-        self.compress = compress
+        check_attributes(self.attributes)
+        self.compress = _whole_number(compress, "compress", 9)
         self.strict = strict
-        self.step = first_step
+        self.first_step = self.step = _whole_number(first_step, "first_step")
         self.stopped = ""
         self.files = []
         self.calls_seen = 0
+        self._steps_seen = []  # the first and the last with a call
+        self._chosen_step_came = False
+        self._layers_seen = {}  # an ordered set
         self._calls = []
         self._count = {}
         self._on_demand = 0
         self._held = []
         self._said = set()
+        self._refusals = {}  # layers by reason, of the step under way
+        self._place = _place_outside()
         self._lock = threading.Lock()
-        os.makedirs(self.folder, exist_ok=True)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise CaptureRefused(f"{self.folder} cannot be made: {error.strerror}") from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise CaptureRefused(f"{self.folder} cannot be written to")
+        if not resume:
+            self._refuse_a_used_folder()
+
+    def _refuse_a_used_folder(self):
+        found = glob.glob(os.path.join(glob.escape(self.folder), f"step_*_rank_{self.rank:04d}.h5"))
+        found += [self.statistics_file] if os.path.exists(self.statistics_file) else []
+        if found:
+            raise CaptureRefused(
+                f"{self.folder} holds a recording already ({os.path.basename(min(found))}): two runs in one folder would be taken for one. "
+                "Name another folder, or give resume=True where this run goes on with that one"
+            )
 
     @property
     def statistics_file(self):
@@ -289,7 +455,7 @@ class Recorder:
 
     def record_next(self, steps=1):
         """Keep the tensors of this step and the ones after it, that many in all, whatever `steps` said."""
-        self._on_demand = max(self._on_demand, int(steps))
+        self._on_demand = max(self._on_demand, _whole_number(steps, "steps"))
 
     def warn(self, text, once=None):
         """A CaptureWarning; with `once`, only the first of that key."""
@@ -297,15 +463,38 @@ class Recorder:
             if once is not None and once in self._said:
                 return
             self._said.add(once)
-        warnings.warn(text, CaptureWarning, stacklevel=3)
+        # It points at where the recorder was made: a call deep inside the run would say less, and may be in another thread.
+        warnings.warn_explicit(text, CaptureWarning, *self._place)
 
     def refuse(self, call, why):
-        """This call's tensors are not kept; its statistics are."""
+        """This call's tensors are not kept; its statistics are. The end of the step warns, once for every reason in a run."""
         call.obstacle = why
         call.tensors.clear()
         if self.strict:
             raise CaptureRefused(f"{call.layer}: {why}")
-        self.warn(f"{call.layer}: tensors are not recorded: {why}", once=(call.layer, why))
+        with self._lock:
+            self._refusals.setdefault(why, {})[call.layer] = None
+
+    def _tell_refusals(self):
+        refusals, self._refusals = self._refusals, {}
+        for why, layers in refusals.items():
+            first = next(iter(layers))
+            others = f" and {_more(len(layers) - 1, 'layer')}" if len(layers) > 1 else ""
+            self.warn(f"{first}{others}: tensors are not recorded: {why}", once=why)
+
+    def give_up(self, error, *calls):
+        """Whatever the recorder's own code threw: nothing of these calls is recorded, and the run goes on. With `strict` it raises."""
+        why = one_line(error)
+        for call in calls:
+            call.obstacle = call.obstacle or why
+            call.wants_tensors = call.wants_statistics = False
+            call.state = None
+            call.tensors.clear()
+            call.statistics.clear()
+        if self.strict:
+            raise error if isinstance(error, CaptureRefused) else CaptureRefused(f"not recorded: {why}") from error
+        layer = f"{calls[0].layer}: " if calls else ""
+        self.warn(f"{layer}not recorded: {why}", once=(layer, why))
 
     def open_call(self, layer):
         """A new call of the current step; None where nothing is to be recorded of it."""
@@ -313,7 +502,11 @@ class Recorder:
             return None
         with self._lock:
             self.calls_seen += 1
-            tensors = self._on_demand > 0 or self.selection.wants_step(self.step)
+            self._layers_seen[layer] = None
+            self._steps_seen = [*self._steps_seen[:1], self.step]
+            chosen = self.selection.wants_step(self.step)
+            self._chosen_step_came |= chosen
+            tensors = self._on_demand > 0 or chosen
             statistics = self.selection.statistics > 0 and (tensors or self.selection.wants_statistics(self.step))
             if not (tensors or statistics) or not self.selection.wants_layer(layer):
                 return None
@@ -345,6 +538,12 @@ class Recorder:
 
         With `hold_statistics` its lines are written by write_held(), once they are complete.
         """
+        path = self._write_step(next_step, hold_statistics)
+        self._tell_refusals()
+        return path
+
+    def _write_step(self, next_step, hold_statistics):
+        """finish_step() but for its warnings."""
         calls, step = self._calls, self.step
         self._calls, self._count = [], {}
         self.step = step + 1 if next_step is None else int(next_step)
@@ -358,13 +557,12 @@ class Recorder:
             try:
                 call.check()
                 kept.append(call)
-            except CaptureRefused as why:
-                self.refuse(call, str(why))
+            except Exception as error:
+                self.refuse(call, one_line(error))
         path = self.capture_file(step) if kept else None
         try:
             if kept:
-                write_captures(path, kept, self.compress)
-                self.files.append(path)
+                path = self._write(path, kept)
             self._held += calls
             if not hold_statistics:
                 self._append_held()
@@ -380,6 +578,39 @@ class Recorder:
         except OSError as error:
             self._stop(error)
 
+    def _write(self, path, calls):
+        try:
+            write_captures(path, calls, self.compress)
+        except OSError:
+            raise
+        except Exception as error:  # nothing that is known, but no reason to end a run
+            for call in calls:
+                self.refuse(call, one_line(error))
+            return None
+        self.files.append(path)
+        return path
+
+    def close(self, found=(), may_raise=True):
+        """The recording is over: says what was asked for and never came, and what the hook `found`; with `strict` raises it, if it may."""
+        found = list(found)
+        if not self.stopped and self.calls_seen:
+            found += self._never_came()
+        if found and self.strict and may_raise:
+            raise CaptureRefused("; ".join(found))
+        for text in found:
+            self.warn(text, once=text)
+
+    def _never_came(self):
+        if self.selection.steps is not None and self._steps_seen and not self._chosen_step_came:
+            first, last = self._steps_seen[0], self._steps_seen[-1]
+            seen = f"step {first} was seen" if first == last else f"steps {first} to {last} were seen"
+            yield f"none of the chosen steps was reached: {seen} (first_step=... says where a resumed run begins)"
+        missing = [p for p in self.selection.patterns or () if not fnmatch.filter(self._layers_seen, p)]
+        if missing and self._layers_seen:
+            names = list(self._layers_seen)
+            seen = ", ".join(names[:3]) + (f" and {_more(len(names) - 3, 'layer')}" if len(names) > 3 else "")
+            yield f"no layer is named like {', '.join(missing)}: attention was seen in {seen}"
+
     def _stop(self, error):
         if self.strict:
             raise error
@@ -388,7 +619,12 @@ class Recorder:
 
     def _append_held(self):
         held, self._held = self._held, []
-        self._append_statistics(held)
+        try:
+            self._append_statistics(held)
+        except OSError:
+            raise
+        except Exception as error:
+            self.give_up(error, *held)
 
     def _append_statistics(self, calls):
         lines = []
@@ -396,7 +632,7 @@ class Recorder:
             if not call.statistics and not call.obstacle:
                 continue
             line = {"step": call.step, "rank": self.rank, "layer": call.layer, "call": call.index}
-            line["kernel"] = call.attributes.get("kernel", "")
+            line["kernel"] = str(call.attributes.get("kernel", ""))
             line |= {name: _json_number(value) for name, value in call.statistics.items()}
             if call.obstacle:
                 line["not_recorded"] = call.obstacle

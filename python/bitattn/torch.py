@@ -6,6 +6,7 @@
 Pure Python over torch, h5py and NumPy. The page: docs/capture.md.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 import functools
 import importlib
@@ -20,7 +21,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from . import signatures, statistics as figures, words
-from .recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection
+from .recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection, attention_shapes
 
 __all__ = ["AttentionModule", "CaptureRefused", "CaptureWarning", "Recording", "record"]
 
@@ -43,6 +44,8 @@ _COMPILED = (
 class _Watch(TorchDispatchMode):
     """Sees the operators that run inside one call: which fused kernel it was, what it was given after any cast, and its lse."""
 
+    supports_higher_order_operators = True  # such as flex_attention, which would otherwise refuse to run under a mode
+
     def __init__(self):
         super().__init__()
         self.kernel = self.alignment = ""
@@ -50,7 +53,7 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
+        name = getattr(func, "overloadpacket", func).__name__
         if name in _FUSED:
             self.kernel, self.alignment = _FUSED[name]
             self.inputs = args[:3]
@@ -128,11 +131,36 @@ class _State:
 
 
 def _to_bshd(x, layout):
-    if layout == "BHSD":
+    if layout == "BHSD" and x.dim() == 4:  # heads and columns in one axis come last
         return x.transpose(1, 2)
     if layout == "SBHD":
         return x.transpose(0, 1)
     return x
+
+
+def _first(result):
+    """What a call returned first, or alone."""
+    return result[0] if isinstance(result, (tuple, list)) and result else result
+
+
+def _misfit(given, out):
+    """Why shapes are not those of an attention call, so that nothing can be said of it; "" if they are."""
+    packed = given.layout == "THD"
+    axes, shapes = 3 if packed else 4, []
+    for name, x in (("q", given.q), ("k", given.k), ("v", given.v)):
+        if x.dim() != axes or 0 in x.shape:
+            return f"{name} has shape {list(x.shape)}, expected {axes} axes, none of them empty"
+        shapes.append(tuple(_to_bshd(x, given.layout).shape))
+    try:
+        expected = attention_shapes(*shapes, packed=packed)["out"]
+    except CaptureRefused as why:
+        return str(why)
+    if not isinstance(out, torch.Tensor):
+        return f"its result is of type {type(out).__name__}, expected a tensor"
+    in_one = (*expected[:-2], expected[-2] * expected[-1])
+    if out.dim() < 2 or tuple(_to_bshd(out, given.layout).shape) not in (expected, in_one):
+        return f"its result has shape {list(out.shape)}, expected as many batch elements, tokens and heads as q, of the columns of v"
+    return ""
 
 
 @functools.cache
@@ -209,6 +237,10 @@ class Recording:
         self._thread = threading.local()
         self._device_facts = {}
         self._on_their_way = None  # statistics of the last step: calls and names, numbers on the host, an event
+        self._any_recorded = self._any_without_grad = False
+        self._step_ended = False
+        self._backward_passes = 0
+        self._backward_ran = False  # since the last forward
 
     # --- life
 
@@ -216,7 +248,7 @@ class Recording:
         return self.start()
 
     def __exit__(self, kind, error, trace):
-        self.stop()
+        self._stop(may_raise=kind is None)
 
     def start(self):
         """Puts the hooks in place."""
@@ -241,15 +273,39 @@ class Recording:
         return self
 
     def stop(self):
-        """Ends the step that is under way and takes the hooks away."""
+        """Ends the step that is under way, takes the hooks away and says what was asked for and never came."""
+        self._stop()
+
+    def _stop(self, may_raise=True):
         self._unhook()
-        self.step()
+        self._end_step()
         self._settle()
+        self.recorder.close(self._complaints(), may_raise)
+
+    def _complaints(self):
         if self.recorder.calls_seen == 0:
-            self.recorder.warn(
-                "no attention call was seen: it may have gone through a function that bitattn.torch does not know (name the module in "
-                "modules=), or one that was kept in a closure before record() (docs/capture.md)"
+            yield "no attention call was seen: " + self._why_none_was_seen()
+        if self._any_without_grad and not self._any_recorded:
+            yield "nothing was recorded: no attention call had a gradient (forward_only=True records such calls)"
+        passes = self._backward_passes + self._backward_ran
+        if self._optimizer is None and not self._step_ended and passes > 1:
+            yield (
+                f"{passes} backward passes ran and no step was ended, so that all their calls count as step {self.recorder.first_step}: give "
+                "optimizer=, or call Recording.step() after every step"
             )
+
+    def _why_none_was_seen(self):
+        modules = self._model.named_modules() if self._model is not None else ()
+        own = [name or type(module).__name__ for name, module in modules if isinstance(module, torch.nn.MultiheadAttention)]
+        if own:
+            return (
+                f"torch.nn.MultiheadAttention ({own[0]}{f' and {len(own) - 1} more' if own[1:] else ''}) calls an attention function only with "
+                "need_weights=False, and without gradients only in train()"
+            )
+        return (
+            "it may have gone through a function that bitattn.torch does not know (name the module in modules=), or one that was kept in a "
+            "closure before record() (docs/capture.md)"
+        )
 
     def _unhook(self):
         global _active
@@ -263,18 +319,28 @@ class Recording:
 
     def step(self, next_step=None):
         """Ends a step: call it after the optimizer's step, unless the optimizer was given. Returns the capture file that was written, or None."""
+        self._step_ended = True
+        return self._end_step(next_step)
+
+    def _end_step(self, next_step=None):
         self._settle()
         for call in self.recorder.calls:
             state, call.state = call.state, None
             if state is not None and state.without_grad and not self._forward_only:
                 self.recorder.drop_call(call)
+                self._any_without_grad = True
+            else:
+                self._any_recorded = True
         calls = self.recorder.calls
-        for device in {x.device for call in calls for x in call.sources}:
-            torch.cuda.synchronize(device)
+        with self._own_work(*calls):
+            for device in {x.device for call in calls for x in call.sources}:
+                torch.cuda.synchronize(device)
         for call in calls:
             call.sources.clear()
-            self._to_host(call)
-        self._send_statistics(calls)
+            with self._own_work(call):
+                self._to_host(call)
+        with self._own_work(*calls):
+            self._send_statistics(calls)
         return self.recorder.finish_step(next_step, hold_statistics=self._on_their_way is not None)
 
     def _send_statistics(self, calls):
@@ -305,8 +371,19 @@ class Recording:
 
     def _settle(self):
         if self._on_their_way is not None:
-            self._arrive()
+            with self._own_work():
+                self._arrive()
             self.recorder.write_held()
+
+    @contextlib.contextmanager
+    def _own_work(self, *calls):
+        """The recorder's own work at these calls: whatever it throws becomes a warning, never the run's error (unless strict)."""
+        try:
+            yield
+        except CaptureWarning:  # a program that has made warnings errors
+            raise
+        except Exception as error:
+            self.recorder.give_up(error, *calls)
 
     def record_next(self, steps=1):
         """Keep the tensors of this step and the ones after it, that many in all, whatever `steps` said."""
@@ -350,7 +427,8 @@ class Recording:
         self._stack().append(name)
 
     def _leave(self, *_):
-        self._stack().pop()
+        if self._stack():  # not entered where the recording began inside
+            self._stack().pop()
 
     def _stack(self):
         if not hasattr(self._thread, "stack"):
@@ -435,13 +513,19 @@ class Recording:
         if self._thread.inside or self.recorder.stopped:
             return original(*args, **kwargs)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise CaptureRefused("attention inside a CUDA graph cannot be recorded: nothing may be copied to the host while it is captured")
+            with self._own_work():
+                raise CaptureRefused("attention inside a CUDA graph cannot be recorded: nothing may be copied to the host while it is captured")
+            return original(*args, **kwargs)
         layer = layer or self._layer()
         self._thread.inside = True
         try:
             if _inside_backward():
                 return self._recomputed(layer, original, read, version, args, kwargs)
-            call = self.recorder.open_call(layer)
+            self._backward_passes += self._backward_ran
+            self._backward_ran = False
+            call = None
+            with self._own_work():
+                call = self.recorder.open_call(layer)
             if call is None:
                 return original(*args, **kwargs)
             call.state = _State()
@@ -463,33 +547,46 @@ class Recording:
                 return self._watched(call, original, read, version, args, kwargs)
             if call.state.wants_live:
                 call.state.wants_live = False
-                given = read(original, args, kwargs)
-                out = None
+                state, out = call.state, None
                 with _Watch() as watch:
                     try:
                         result = original(*args, **kwargs)
-                        out = result[0] if isinstance(result, (tuple, list)) else result
+                        out = _first(result)
                         return result
                     finally:
-                        # A checkpoint stops its second forward, by an exception, as soon as it has what the backward needs.
-                        if out is None and watch.out is not None:
-                            out = watch.out[..., : given.v.shape[-1]]
-                        if out is not None:
-                            with torch.no_grad(), _disable_current_modes():
-                                call.state.live |= self._inputs(given, watch) | {"out": self._out(call.state, out)}
+                        with self._own_work(call), torch.no_grad(), _disable_current_modes():
+                            given = read(original, args, kwargs)
+                            # A checkpoint stops its second forward, by an exception, as soon as it has what the backward needs.
+                            if out is None and watch.out is not None:
+                                out = watch.out[..., : given.v.shape[-1]]
+                            if out is not None:
+                                state.live |= self._inputs(given, watch) | {"out": self._out(state, out)}
         return original(*args, **kwargs)
 
     def _watched(self, call, original, read, version, args, kwargs):
         try:
             given = read(original, args, kwargs)
-        except (CaptureRefused, TypeError, ValueError, IndexError, RuntimeError) as why:
+        except Exception as why:
             # The function itself will say what is wrong with its arguments.
             self.recorder.refuse(call, str(why))
             return original(*args, **kwargs)
+        views = {}
+        with self._own_work(call):
+            views, args, kwargs = self._through_views(given, args, kwargs)
+        with _Watch() as watch:
+            result = original(*args, **kwargs)
+        with self._own_work(call), torch.no_grad(), _disable_current_modes():
+            if call.state is not None:
+                self._keep_forward(call, given, version, watch, result, views)
+        return result
+
+    @staticmethod
+    def _through_views(given, args, kwargs):
+        """Views of q, k and v that nothing else uses, so that their gradients are those of this call alone, and the arguments with them."""
         views, sources = {}, given.sources()
         if torch.is_grad_enabled():
-            # Views that nothing else uses, so that their gradients are those of this call alone. Made in the order v, k, q: autograd runs what
-            # was made last first, so where one tensor is q, k and v at once their gradients are added in the order of an unwatched step.
+            # Made in the order v, k, q: autograd runs what was made last first, so where one tensor is q, k and v at once their gradients are
+            # added in the order of an unwatched step.
             with _disable_current_modes():
                 for name, tensor in reversed(sources.items()):
                     if tensor.requires_grad:
@@ -505,12 +602,7 @@ class Recording:
             return waiting.pop(0) if waiting else x
 
         args = tuple(take(x) for x in args)
-        kwargs = {name: take(kwargs[name]) for name in sorted(kwargs, key=lambda name: "qkv".find(name[0]))}
-        with _Watch() as watch:
-            result = original(*args, **kwargs)
-        with torch.no_grad(), _disable_current_modes():
-            self._keep_forward(call, given, version, watch, result, views)
-        return result
+        return views, args, {name: take(kwargs[name]) for name in sorted(kwargs, key=lambda name: "qkv".find(name[0]))}
 
     def _inputs(self, given, watch):
         """q, k, v as the kernel had them: after autocast, before any padding."""
@@ -533,7 +625,15 @@ class Recording:
     def _keep_forward(self, call, given, version, watch, result, views):
         state = call.state
         state.layout, state.softcap = given.layout, given.softcap
-        out = result[0] if isinstance(result, (tuple, list)) else result
+        out = _first(result)
+        misfit = _misfit(given, out)
+        if misfit:
+            given.obstacle = given.obstacle or misfit
+            self._describe(call, given, version, watch)
+            if call.wants_tensors:
+                self.recorder.refuse(call, given.obstacle)
+            call.obstacle = given.obstacle
+            return
         live = self._inputs(given, watch)
         if out.dim() == len(given.q.shape) - 1:
             state.heads_v = (live["q"].shape[-2], live["v"].shape[-1])
@@ -640,14 +740,16 @@ class Recording:
             call.sources.append(part.new_empty(0))  # the device to wait for, and nothing that holds memory
 
     def _gradients(self, call, parts, gradient):
-        for name, part in parts(gradient.detach()).items():
-            self._gradient(call, "d" + name, part)
+        with self._own_work(call):
+            for name, part in parts(gradient.detach()).items():
+                self._gradient(call, "d" + name, part)
 
     def _gradient(self, call, name, gradient):
+        self._backward_ran = True
         state = call.state
-        if state is None:  # the step has ended
+        if state is None:  # the step has ended, or nothing is recorded of the call
             return
-        with torch.no_grad(), _disable_current_modes():
+        with self._own_work(call), torch.no_grad(), _disable_current_modes():
             if name in state.seen:
                 if call.wants_tensors and not call.obstacle:
                     self.recorder.refuse(call, f"{name} came twice: the backward ran more than once")
@@ -677,20 +779,34 @@ class Recording:
 
 def record(
     folder, model=None, *, steps=None, layers=None, heads=None, batch=None, optimizer=None, modules=None, statistics=100, forward_only=False,
-    compress=0, strict=False, first_step=0, rank=None, attributes=None,
+    compress=0, strict=False, first_step=0, resume=False, rank=None, attributes=None,
 ):  # fmt: skip
     """Records the attention calls of this process into a folder, inside `with`.
 
     model: names the layers, and has its own references to attention functions found. steps: whose tensors are kept: None (none; see
     Recording.record_next), "all", a number, a collection, or a function of the step. layers: patterns of the shell over module names. heads:
     query heads, completed to whole groups of a KV head. batch: batch elements or packed sequences. optimizer: its step() ends a step; without it
-    call Recording.step(). modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves. statistics: a line a call
-    in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture
-    files. strict: what cannot be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step.
-    attributes: written to every capture.
+    call Recording.step() after every step. modules: {pattern: AttentionModule(…)} for modules that are an attention call by themselves.
+    statistics: a line a call in statistics_rank_*.jsonl at every step that this number divides and at steps whose tensors are kept; 1: every
+    step, 0: never. forward_only: calls without gradient too (validation, generation). compress: 0 to 9, of the capture files. strict: what cannot
+    be recorded raises CaptureRefused instead of a CaptureWarning. first_step: the number of the first step. resume: goes on with the recording of
+    this rank that the folder holds, which is refused otherwise: statistics are appended, and a step that is recorded again replaces its file.
+    attributes: written to every capture, numbers and texts by name.
+
+    Raises ValueError where an argument is not one of these, and CaptureRefused where the folder cannot be used.
     """
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise ValueError(f"model is of type {type(model).__name__}, expected a torch.nn.Module")
+    if optimizer is not None and not callable(getattr(optimizer, "register_step_post_hook", None)):
+        raise ValueError(f"optimizer is of type {type(optimizer).__name__}, which does not tell when its step ends: call Recording.step() instead")
+    for name, given in (("modules", modules), ("attributes", attributes)):
+        if given is not None and not isinstance(given, dict):
+            raise ValueError(f"{name} is of type {type(given).__name__}, expected a dictionary")
+    for pattern, how in (modules or {}).items():
+        if not isinstance(how, (AttentionModule, type(None))):
+            raise ValueError(f"modules has {how!r} for {pattern}, expected an AttentionModule")
     recorder = Recorder(
-        folder, Selection(steps, layers, heads, batch, int(statistics)), rank=_default_rank() if rank is None else rank, attributes=attributes,
-        compress=compress, strict=strict, first_step=first_step,
+        folder, Selection(steps, layers, heads, batch, statistics), rank=_default_rank() if rank is None else rank, attributes=attributes,
+        compress=compress, strict=strict, first_step=first_step, resume=resume,
     )  # fmt: skip
     return Recording(recorder, model, optimizer, modules, forward_only)

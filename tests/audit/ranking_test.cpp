@@ -80,6 +80,16 @@ TEST(Ranking, RanksThatKeptDifferentHeadsGiveAllOfThem) {
   EXPECT_THAT(ranking.layers[0].steps[0].leak_by_head, ElementsAre(Pair("0", 0.1), Pair("1", 0.2)));
 }
 
+TEST(Ranking, HeadsKeptOfALaterBatchElementHaveTheirNumbersInTheLayer) {
+  RankedCapture late = capture("a", 1, 1, {0.1, 0.2}, "5,7");
+  late.launch_heads_q = 4;
+  RankedCapture named = capture("a", 1, 1, {0.3, 0.4}, "3,last");
+  named.launch_heads_q = 4;
+  const Ranking ranking = rank({late, named});
+  EXPECT_THAT(ranking.layers[0].steps[0].leak_by_head,
+              ElementsAre(Pair("1", 0.1), Pair("3", 0.3), Pair("last", 0.4)));
+}
+
 TEST(Ranking, HeadsKeptOfSeveralBatchElementsAreNamedOnce) {
   const Ranking ranking = rank({capture("a", 1, 1, {0.1, 0.2}, "3,5,3,5")});
   EXPECT_THAT(ranking.layers[0].steps[0].leak_by_head, ElementsAre(Pair("3", 0.1), Pair("5", 0.2)));

@@ -182,6 +182,13 @@ class Ranks(Case):
         self.assertEqual(step["largest_logit"], max(small["largest_logit"]["value"], late["largest_logit"]["value"]))
         self.assertEqual(step["leak_by_head"], {"4": small["leak"]["p_weighted_key"], "7": late["leak"]["p_weighted_key"]})
 
+    def test_heads_of_a_later_batch_element_have_their_numbers_in_the_layer(self):
+        for step in (1, 2):
+            self.capture(f"run/{step}.h5", SMALL, step=step, layer="a", heads_kept="6", launch_heads_q=4)
+        report = self.json(self.path("run"), "--no-reference")
+        self.assertEqual([head["head"] for head in report["ranking"]["heads"]], ["2"])
+        self.assertEqual(report["captures"][0]["launch_heads_q"], 4)
+
     def test_unknown_figures_come_last(self):
         self.capture("run/a.h5", SMALL, ("dout", "dq", "dk", "dv", "dpsum", "dq_accum"), step=1, layer="forward")
         self.capture("run/b.h5", SMALL, step=1, layer="calm")

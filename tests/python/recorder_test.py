@@ -6,8 +6,11 @@ A stand-in for a framework's hook feeds it calls whose tensors are those of bund
 find every bit. Ends with 77 (skipped) where h5py is not installed.
 """
 
+import contextlib
 import hashlib
+import io
 import json
+import math
 import os
 import subprocess
 import sys
@@ -27,7 +30,7 @@ PROGRAM = os.path.abspath(sys.argv[1])
 SOURCE = os.path.abspath(sys.argv[2])
 sys.path.insert(0, os.path.join(SOURCE, "python"))
 
-from bitattn import signatures, statistics, words  # noqa: E402
+from bitattn import growth, signatures, statistics, words  # noqa: E402
 from bitattn.recorder import CaptureRefused, CaptureWarning, Cut, Recorder, Selection, write_captures  # noqa: E402
 
 GOLDENS = os.path.join(SOURCE, "datasets", "goldens", "fa3")
@@ -213,9 +216,37 @@ class Choices(Case):
         self.assertEqual(self.verified(path)["captures_read"], 2)
 
     def test_bad_choices(self):
-        for bad in ({"heads": [-1]}, {"batch": []}, {"steps": "some"}):
-            with self.assertRaises(ValueError):
+        for bad, text in (
+            ({"heads": [-1]}, "a number of heads is -1, expected a whole number from 0"),
+            ({"heads": 1.5}, "heads is 1.5, expected a whole number from 0"),
+            ({"batch": []}, r"batch is set\(\), expected whole numbers from 0"),
+            ({"steps": "some"}, 'steps is "some", expected "all", numbers, or a function'),
+            ({"steps": -1}, "steps is -1, expected"),
+            ({"steps": [3, 1.5]}, "a number of steps is 1.5, expected"),
+            ({"steps": range(3, -2, -1)}, "a number of steps is -1, expected"),
+            ({"steps": range(5, 5)}, r"steps is range\(5, 5\), expected"),
+            ({"steps": True}, "steps is True, expected"),
+            ({"layers": 3}, "layers is 3, expected a pattern or several"),
+            ({"layers": ["a", 3]}, r"layers is \['a', 3\], expected"),
+            ({"statistics": 0.5}, "statistics is 0.5, expected"),
+        ):
+            with self.assertRaisesRegex(ValueError, "^" + text):
                 Selection(**bad)
+        for bad, text in (
+            ({"compress": 10}, "compress is 10, expected a whole number from 0 to 9"),
+            ({"rank": -1}, "rank is -1, expected"),
+            ({"first_step": "24000"}, "first_step is '24000', expected"),
+            ({"attributes": {"run": None}}, "attribute 'run' is None, expected a text or a number"),
+        ):
+            with self.assertRaisesRegex(ValueError, "^" + text):
+                Recorder(self.path("bad"), **bad)
+        with self.assertRaisesRegex(CaptureRefused, "h5 cannot be made: File exists$"):
+            Recorder(SMALL)
+        with self.assertRaisesRegex(CaptureRefused, "h5/x cannot be made: Not a directory$"):
+            Recorder(os.path.join(SMALL, "x"))
+        for good in (7, np.int64(7), [7, 9], np.array([7, 9]), range(9, 5, -2), iter((7, 9)), lambda step: step == 7):
+            chosen = Selection(steps=good)
+            self.assertEqual([step for step in range(9) if chosen.wants_step(step)], [7])
         with self.assertRaisesRegex(CaptureRefused, r"none of heads \[9\] exists, the call has 4"):
             Cut.of(Selection(heads=[9]), 1, 4, 2)
         with self.assertRaisesRegex(CaptureRefused, r"none of batch elements \[2\] exists, the call has 2"):
@@ -234,14 +265,109 @@ class Choices(Case):
             lines = [json.loads(line) for line in file]
         self.assertIn("dq has shape", lines[1]["not_recorded"])
         self.assertGreater(lines[1]["mean_q_norm"], 0)
-        strict = Recorder(self.folder, Selection(steps="all"), strict=True)
+        strict = Recorder(self.path("strict"), Selection(steps="all"), strict=True)
         call = feed(strict, "bad", tensors, attributes)
         call.tensors["lse"] = call.tensors["lse"].astype(np.float64)
         with self.assertRaisesRegex(CaptureRefused, "lse has type float64"):
             strict.finish_step()
 
 
+    def test_what_the_program_cannot_read_is_not_written(self):
+        """One such capture would make the others of its file unusable."""
+        tensors, attributes = load(SMALL)
+        packed, packed_attributes = load(PACKED)
+        offsets = packed["cu_seqlens_q"]
+
+        def wide(d):
+            return {n: np.zeros((1, 8, 2, d), np.uint16) for n in "qkv"}
+
+        def without(*names):
+            return {n: x for n, x in tensors.items() if n not in names}
+
+        refused = [
+            (r"q has head size 300, expected 1 to 256", wide(300), attributes),
+            (r"q has head size 0", wide(0), attributes),
+            (r"v has head size 257", wide(256) | {"v": wide(257)["v"]}, attributes),
+            (r"k has shape \[1, 8, 2, 64\], expected \[2, 8, 2, 64\]", wide(64) | {"q": np.zeros((2, 8, 2, 64), np.uint16)}, attributes),
+            (r"batch is 0", {n: np.zeros((0, 8, 2, 64), np.uint16) for n in "qkv"}, attributes),
+            (r"2 query heads over 3 KV heads", wide(64) | {n: np.zeros((1, 8, 3, 64), np.uint16) for n in "kv"}, attributes),
+            (r"2 query heads over 0 KV heads", wide(64) | {n: np.zeros((1, 8, 0, 64), np.uint16) for n in "kv"}, attributes),
+            (r"q has shape \[64\], expected \[B,S,H,D\]", wide(64) | {"q": np.zeros(64, np.uint16)}, attributes),
+            (r"dout was not seen, expected beside dq", without("dout"), attributes),
+            (r"v was not seen", without("v"), attributes),
+            (r"cu_seqlens_q was not seen", {n: x for n, x in packed.items() if n != "cu_seqlens_q"}, packed_attributes),
+            (r"cu_seqlens_k goes from 0 to 7", packed | {"cu_seqlens_k": np.array([0, 7], np.int32)}, packed_attributes),
+            (r"cu_seqlens_k goes from 1", packed | {"cu_seqlens_k": offsets + np.int32(1)}, packed_attributes),
+            (r"cu_seqlens_q .* expected rising", packed | {"cu_seqlens_q": offsets[[0, 2, 1, 3]]}, packed_attributes),
+            (r"cu_seqlens_q has \d entries", packed | {"cu_seqlens_q": offsets[[0, 3]]}, packed_attributes),
+            (r"cu_seqlens_q has shape \[4\] and type float64", packed | {"cu_seqlens_q": offsets.astype(np.float64)}, packed_attributes),
+            (r"softmax_scale is missing", tensors, {}),
+            (r"attribute 'kernel' is <object", tensors, attributes | {"kernel": object()}),
+        ]
+        for name, bad in {
+            "softmax_scale": (0, -0.5, math.nan, math.inf, "0.125"), "softcap": (-1, math.nan), "window_left": (-2, 2**31, 0.5), "window_right": (-2,),
+            "causal": (2, "yes"), "deterministic": (-1,), "dq_order_fixed": (2,), "dkv_order_fixed": (2,), "causal_alignment": ("top-right", 1),
+        }.items():  # fmt: skip
+            refused += [(f"{name} is {value}, expected", tensors, attributes | {name: value}) for value in bad]
+        recorder = Recorder(self.folder, Selection(steps="all"))
+        feed(recorder, "good", tensors, attributes)
+        for n, (why, t, a) in enumerate(refused):
+            call = recorder.open_call(str(n))
+            call.tensors, call.attributes = dict(t), dict(a)
+            with self.assertRaisesRegex(CaptureRefused, why):
+                call.check()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            path = recorder.finish_step()
+        self.assertEqual(len(said), len(refused), [str(x.message) for x in said])
+        self.assertEqual(self.verified(path)["captures_read"], 1)
+
+
 class Files(Case):
+    def test_names_that_meet_or_cannot_be_written(self):
+        """Each capture has a group of its own, and the run goes on."""
+        tensors, attributes = load(SMALL)
+        recorder = Recorder(self.folder, Selection(steps="all"))
+        layers = ["0", "0", "0.1", "a/b", "a_b", "a/b~2", "nul\0", "half\udc80", ".", "", "é"]
+        for layer in layers:
+            feed(recorder, layer, tensors, attributes)
+        path = recorder.finish_step()
+        self.assertEqual(self.verified(path)["captures_read"], len(layers))
+        with h5py.File(path) as file:
+            found = sorted((x.attrs["layer"], int(x.attrs["call"]), name) for name, x in file["step_000000"].items())
+        self.assertEqual(
+            found,
+            [
+                ("", 0, "_"), (".", 0, "_."), ("0", 0, "0"), ("0", 1, "0.1"), ("0.1", 0, "0.1~2"), ("a/b", 0, "a_b"), ("a/b~2", 0, "a_b~2~2"),
+                ("a_b", 0, "a_b~2"), ("half\\udc80", 0, "half\\udc80"), ("nul\\0", 0, "nul\\0"), ("é", 0, "é"),
+            ],
+        )  # fmt: skip
+
+    def test_attributes_that_cannot_be_written(self):
+        for value in (object(), 2**70, None, [1, "a", None], "nul\0", "half\udc80", {"a": 1}):
+            with self.assertRaisesRegex(ValueError, "attribute 'x' is .*, expected a text or a number that HDF5 can hold"):
+                Recorder(self.folder, attributes={"x": value})
+        tensors, attributes = load(SMALL)
+        # What says how a capture is to be read is the recorder's own.
+        recorder = Recorder(self.folder, Selection(steps="all"), attributes={"schema_version": 2, "layout": "BHSD", "betas": [0.9, 0.95], "on": True})
+        feed(recorder, "a", tensors, attributes)
+        self.verified(recorder.finish_step())
+
+    def test_an_unknown_fault_in_writing_is_a_warning(self):
+        tensors, attributes = load(SMALL)
+        recorder = Recorder(self.folder, Selection(steps="all"))
+        feed(recorder, "a", tensors, attributes)
+        with mock.patch.object(words, "write_array", side_effect=RuntimeError("a fault\nin many lines")):
+            with self.assertWarnsRegex(CaptureWarning, "a: tensors are not recorded: RuntimeError: a fault$"):
+                self.assertIsNone(recorder.finish_step())
+        self.assertEqual(os.listdir(self.folder), ["statistics_rank_0000.jsonl"])
+        feed(recorder, "a", tensors, attributes)
+        self.verified(recorder.finish_step())
+        feed(recorder, "a", tensors, attributes)
+        with mock.patch.object(json, "dumps", side_effect=TypeError("a fault")):
+            with self.assertWarnsRegex(CaptureWarning, "a: not recorded: TypeError: a fault"):
+                recorder.finish_step()
+
     def test_a_failed_write_leaves_nothing_and_ends_the_recording_only(self):
         tensors, attributes = load(SMALL)
         recorder = Recorder(self.folder, Selection(steps="all"))
@@ -267,11 +393,39 @@ class Files(Case):
             self.assertEqual(file.read(), before)
         self.assertIsNone(recorder.open_call("a"))
         count[0] = 0
-        strict = Recorder(self.folder, Selection(steps="all"), strict=True)
+        strict = Recorder(self.folder, Selection(steps="all"), strict=True, resume=True)
         feed(strict, "a", tensors, attributes)
         with mock.patch.object(words, "write_array", full_disk), self.assertRaises(OSError):
             strict.finish_step()
         self.assertEqual(len(os.listdir(self.folder)), 2)
+
+    def test_a_folder_with_a_recording_is_refused_unless_it_goes_on(self):
+        small, attributes = load(SMALL)
+        late, late_attributes = load(LATE)
+        recorder = Recorder(self.folder, Selection(steps=[0, 1]))
+        for _ in range(2):
+            feed(recorder, "a", small, attributes)
+            recorder.finish_step()
+        with open(recorder.files[0], "rb") as file:
+            before = file.read()
+        with self.assertRaisesRegex(CaptureRefused, r"holds a recording already \(st.*resume=True"):
+            Recorder(self.folder)
+        os.rename(recorder.statistics_file, self.path("aside"))
+        with self.assertRaisesRegex(CaptureRefused, r"\(step_000000_rank_0000.h5\)"):
+            Recorder(self.folder)
+        os.rename(self.path("aside"), recorder.statistics_file)
+        Recorder(self.folder, rank=1)
+        resumed = Recorder(self.folder, Selection(steps="all"), first_step=1, resume=True)
+        for _ in range(2):
+            feed(resumed, "a", late, late_attributes)
+            resumed.finish_step()
+        with open(recorder.files[0], "rb") as file:
+            self.assertEqual(file.read(), before)
+        for step in (1, 2):
+            with h5py.File(resumed.capture_file(step)) as file:
+                self.assertEqual(file[f"step_00000{step}/a/q"].shape, late["q"].shape)
+        with open(resumed.statistics_file, encoding="utf-8") as file:
+            self.assertEqual([json.loads(line)["step"] for line in file], [0, 1, 1, 2])
 
     def test_same_content_same_file(self):
         tensors, attributes = load(SMALL)
@@ -363,6 +517,107 @@ class Statistics(Case):
             line = json.loads(file.read(), parse_constant=lambda text: self.fail(text))
         self.assertIsNone(line["dq_norm"])
         self.assertEqual(recorder.files, [])
+
+
+class Growth(Case):
+    """What is read from hand-written statistics; every expected number is worked out here by hand."""
+
+    LONG = "module.decoder.layers.10.self_attention.core_attention"
+
+    def write(self, lines, rank=0, end="\n"):
+        with open(self.path(f"statistics_rank_{rank:04d}.jsonl"), "w", encoding="utf-8") as file:
+            file.write("\n".join(json.dumps({"rank": rank, "call": 0, "kernel": "x"} | line) for line in lines) + end)
+
+    def run_main(self, *arguments):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = growth.main([str(a) for a in arguments])
+        return code, out.getvalue(), err.getvalue()
+
+    def test_numbers(self):
+        a = [(0, 2.0, 3.0, 8.0, 0.5), (100, 3.0, 3.0, 16.0, 2.0), (200, 12.0, 6.0, 80.0, 10.0)]
+        b = [(0, 2.0, 3.0, 5.0, 0.1), (100, 2.0, 3.0, 5.0, 0.9), (200, 1.0, 3.0, 40.0, 0.2)]
+        figures = ("mean_q_norm", "mean_k_norm", "logit_bound", "dk_sum")
+        of = {
+            name: [{"layer": name, "step": row[0]} | dict(zip(figures, row[1:])) for row in rows] for name, rows in (("a", a), (self.LONG, b))
+        }  # fmt: skip
+        softcapped = [{"layer": "s", "step": step, "logit_bound": 50.0} for step in (0, 200)]
+        broken = [{"layer": "n", "step": 0, "dk_sum": 3.0}, {"layer": "n", "step": 100, "dk_sum": None}]
+        # A resumed run recorded step 100 again, a call was refused, and the last line was cut off.
+        again = [{"layer": "a", "step": 100, "mean_q_norm": 99.0}]
+        refused = [{"layer": "r", "step": 0, "not_recorded": "q is torch.float32, expected bfloat16"}]
+        self.write(again + of["a"] + of[self.LONG] + softcapped + broken + refused + [{"layer": "cut off", "step": 0, "dk_sum": 1e9}], end="")
+        # Of ranks and of calls the largest counts.
+        self.write([of["a"][0] | {"mean_q_norm": 1.0}, of["a"][0] | {"call": 1, "logit_bound": 4.0}, of["a"][2] | {"dk_sum": 20.0}], rank=1)
+        code, out, err = self.run_main(self.folder, "--json")
+        self.assertEqual((code, err), (0, ""))
+        found = json.loads(out, parse_constant=lambda text: self.fail(text))
+        self.assertEqual([x["layer"] for x in found["layers"]], ["n", "a", self.LONG, "s"])
+        n, first, second, s = found["layers"]
+        self.assertEqual(first["growth"], {"mean_q_norm": 6.0, "mean_k_norm": 2.0, "logit_bound": 10.0, "dk_sum": 20.0})
+        self.assertEqual(second["growth"], {"mean_q_norm": 0.5, "mean_k_norm": 1.0, "logit_bound": 8.0, "dk_sum": 1.0})
+        self.assertEqual((n["growth"], s["growth"]), ({"dk_sum": None}, {"logit_bound": 1.0}))
+        self.assertEqual(first["steps"][1], {"step": 100, "mean_q_norm": 3.0, "mean_k_norm": 3.0, "logit_bound": 16.0, "dk_sum": 2.0})
+        self.assertEqual(
+            [tuple(x.values()) for x in found["grew_most"]],
+            [
+                ("mean_q_norm", "a", 100, 200, 3.0, 12.0, 4.0), ("mean_k_norm", "a", 100, 200, 3.0, 6.0, 2.0),
+                ("logit_bound", self.LONG, 100, 200, 5.0, 40.0, 8.0), ("dk_sum", "n", 0, 100, 3.0, None, None),
+            ],
+        )  # fmt: skip
+        code, out, err = self.run_main(self.folder)
+        self.assertEqual((code, err), (0, ""))
+        self.assertLessEqual(max(map(len, out.splitlines())), 100)
+        rows = [line.split() for line in out.splitlines()]
+        self.assertIn("a 200 12 x6 6 x2 80 x10 20 x20".split(), rows)
+        self.assertIn("n 100 - - - - - - inf inf".split(), rows)
+        self.assertIn([self.LONG], rows)  # on a line of its own, uncut
+        self.assertIn("logit_bound x8 5 40 100 200 …coder.layers.10.self_attention.core_attention".split(), rows)
+
+    def test_one_step(self):
+        self.write([{"layer": "a" * 200, "step": 7, "mean_q_norm": 1.0}])
+        code, out, err = self.run_main(self.folder)
+        self.assertEqual((code, err), (0, ""))
+        self.assertIn("There is one step only.", out)
+        self.assertLessEqual(max(map(len, out.splitlines())), 100)
+
+    def test_what_a_recorder_wrote(self):
+        tensors, attributes = load(SMALL)
+        recorder = Recorder(self.folder)
+        for _ in range(2):
+            feed(recorder, "a", tensors, attributes)
+            recorder.finish_step()
+        done = subprocess.run([sys.executable, "-m", "bitattn.growth", recorder.statistics_file, "--json"], capture_output=True, timeout=60,
+                              env=os.environ | {"PYTHONPATH": os.path.join(SOURCE, "python")})  # fmt: skip
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        found = json.loads(done.stdout)
+        self.assertEqual(found["layers"][0]["growth"], dict.fromkeys(growth.FIGURES, 1.0))
+        self.assertEqual(found["grew_most"], [])
+
+    def test_bad_input_is_one_line(self):
+        def refused(content):
+            with open(self.path("x.jsonl"), "w", encoding="utf-8") as file:
+                file.write(content)
+            return (self.path("x.jsonl"),)
+
+        good = '{"step": 0, "layer": "a", "dk_sum": 1}\n'
+        for arguments, text in (
+            (lambda: (), "got nothing, expected one folder or file"),
+            (lambda: (self.folder, "x"), "expected one folder or file"),
+            (lambda: ("--jsn",), "got --jsn, expected"),
+            (lambda: (self.folder,), "holds no statistics_rank_"),
+            (lambda: (self.path("none"),), "none: No such file or directory"),
+            (lambda: refused(good + "x\n"), "x.jsonl:2: not a line of statistics"),
+            (lambda: refused('{"step": "0", "layer": "a"}\n'), ":1: not a line"),
+            (lambda: refused('{"step": 0, "layer": "a", "dk_sum": "1"}\n'), ":1: not a line"),
+            (lambda: refused("[1]\n"), ":1: not a line"),
+            (lambda: refused(""), "holds no figures: no calls"),
+            (lambda: refused('{"step": 0, "layer": "a", "not_recorded": "dropout"}\n'), "holds no figures: dropout"),
+        ):
+            code, out, err = self.run_main(*arguments())
+            self.assertEqual((code, out, err.count("\n")), (2, "", 1), err)
+            self.assertTrue(err.startswith("bitattn.growth: "))
+            self.assertIn(text, err)
 
 
 # The signatures of FlashAttention 2.8 and of FlashAttention-3's interface at 0251105a.

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import types
 import unittest
+from unittest import mock
 import warnings
 
 try:
@@ -179,7 +180,7 @@ class Bits(Case):
                         (F.scaled_dot_product_attention(y, y, y) * y.detach().cos()).sum().backward()
 
                     if watched:
-                        with record(self.folder, steps="all"):
+                        with record(os.path.join(self.folder, f"{device}_{leaf}"), steps="all"):
                             step()
                     else:
                         step()
@@ -268,6 +269,31 @@ class Choices(Case):
             train(model, optimizer, "cpu", 1)
         self.assertEqual([x["step"] for x in self.lines()], [100, 100, 101, 101, 102, 102])
         self.assertEqual(len(recording.files), 1)
+        with self.assertRaisesRegex(CaptureRefused, "holds a recording already"):
+            record(self.folder, model, first_step=103)
+        with record(self.folder, model, first_step=103, statistics=1, resume=True):
+            train(model, optimizer, "cpu", 1)
+        self.assertEqual([x["step"] for x in self.lines()], [100, 100, 101, 101, 102, 102, 103, 103])
+
+    def test_chosen_steps_that_never_come_are_said(self):
+        """As when a resumed run is recorded without first_step; where one of them came, nothing is said."""
+        for steps, first_step, seen in (
+            (range(24000, 24010), 0, "steps 0 to 1 were seen"), ([24000], 23000, "steps 23000 to 23001 were seen"),
+            (lambda step: step > 1, 0, "steps 0 to 1 were seen"), (range(24000, 24010), 24000, ""),
+        ):  # fmt: skip
+            for strict in (False, True):
+                model, optimizer = built("cpu", False, layers=1)
+                folder = os.path.join(self.folder, f"{first_step}_{seen}_{strict}_{callable(steps)}")
+                expected = contextlib.nullcontext()
+                if seen:
+                    text = f"none of the chosen steps was reached: {seen} .first_step="
+                    expected = self.assertRaisesRegex(CaptureRefused, text) if strict else self.assertWarnsRegex(CaptureWarning, text)
+                with expected, record(folder, model, steps=steps, first_step=first_step, optimizer=optimizer, strict=strict):
+                    train(model, optimizer, "cpu", 2)
+        with self.assertRaises(KeyError), self.assertWarnsRegex(CaptureWarning, "step 0 was seen"):
+            with record(os.path.join(self.folder, "error"), steps=[5], strict=True):
+                F.scaled_dot_product_attention(*(torch.randn(1, 1, 8, 8, dtype=torch.bfloat16) for _ in range(3)))
+                raise KeyError("the run's own error stays what it is")
 
     def test_validation_is_left_out_unless_asked_for(self):
         for forward_only in (False, True):
@@ -287,10 +313,29 @@ class Choices(Case):
         with record(self.folder, model, steps="all") as recording:
             for _ in range(2):
                 model(torch.randn(1, 20, 128, dtype=torch.bfloat16).requires_grad_()).float().sum().backward()
+            recording.step()
         with h5py.File(recording.files[0]) as file:
             self.assertEqual(sorted(file["step_000000"]), ["blocks.0.attn", "blocks.0.attn.1"])
             self.assertTrue(all("dq" in group for group in file["step_000000"].values()))
 
+    def test_patterns_that_meet_no_layer_are_said(self):
+        model, optimizer = built("cpu", False, layers=5)
+        text = r"no layer is named like \*\.attnn, x: attention was seen in blocks\.0\.attn, blocks\.1\.attn, blocks\.2\.attn and 2 more layers$"
+        with self.assertWarnsRegex(CaptureWarning, text):
+            with record(self.folder, model, layers=["*.attnn", "*.3.*", "x"], statistics=1, optimizer=optimizer):
+                train(model, optimizer, "cpu", 1)
+        self.assertEqual([x["layer"] for x in self.lines()], ["blocks.3.attn"])
+
+    def test_steps_that_were_never_ended_are_said(self):
+        """Three backward passes without a step: said at the end, checkpointing or not, whose second forward is no pass of its own. One alone is a step."""
+        for checkpointed in (None, "reentrant", "other"):
+            for passes in (1, 3):
+                model, optimizer = built("cpu", False, checkpointed=checkpointed)
+                expected = contextlib.nullcontext()
+                if passes == 3:
+                    expected = self.assertWarnsRegex(CaptureWarning, "^3 backward passes ran and no step was ended, so that all their calls count as step 7")
+                with expected, record(os.path.join(self.folder, f"{checkpointed}_{passes}"), model, statistics=1, first_step=7):
+                    train(model, optimizer, "cpu", passes)
 
     def test_statistics_are_those_of_numpy_and_come_as_often_as_asked_for(self):
         for device in DEVICES:
@@ -327,9 +372,24 @@ class Refusals(Case):
                     F.scaled_dot_product_attention(*arguments, **options).float().sum().backward()
             self.assertEqual(recording.files, [])
             self.assertIn(why, self.lines(folder)[0]["not_recorded"])
-            with self.assertRaisesRegex(CaptureRefused, why), record(folder, steps="all", strict=True):
+            with self.assertRaisesRegex(CaptureRefused, why), record(f"{folder}_strict", steps="all", strict=True):
                 F.scaled_dot_product_attention(*arguments, **options)
             self.assertIs(F.scaled_dot_product_attention, early_import)
+
+    def test_a_warning_a_reason_at_the_line_of_record(self):
+        """Not one for every layer and step, and none that points into the package."""
+        model, optimizer = built("cpu", False, layers=4)
+        model.float()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            line = sys._getframe().f_lineno + 1
+            with record(self.folder, model, steps="all", optimizer=optimizer):
+                for _ in range(2):
+                    model(torch.randn(1, 8, 128).requires_grad_()).sum().backward()
+                    optimizer.step()
+        self.assertEqual([str(w.message) for w in caught],
+                         ["blocks.0.attn and 3 more layers: tensors are not recorded: q is torch.float32, expected bfloat16"])  # fmt: skip
+        self.assertEqual((caught[0].filename, caught[0].lineno, caught[0].category), (__file__, line, CaptureWarning))
 
     def test_compiled_models_are_refused(self):
         model, _ = built("cpu", False)
@@ -359,6 +419,17 @@ class Refusals(Case):
         model.blocks[0].compile(backend="eager")
         return model
 
+    def test_arguments_of_another_kind(self):
+        model, _ = built("cpu", False)
+        for bad, text in (
+            ({"steps": [1.5]}, "a number of steps is 1.5"), ({"layers": 3}, "layers is 3"), ({"model": "blocks"}, "model is of type str"),
+            ({"optimizer": model}, "optimizer is of type Model, which does not tell when its step ends: call Recording.step"),
+            ({"modules": ["*.core"]}, "modules is of type list, expected a dictionary"), ({"modules": {"*.core": "SBHD"}}, "modules has 'SBHD' for .*.core, expected"),
+            ({"attributes": "run"}, "attributes is of type str"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, text):
+                record(os.path.join(self.folder, "x"), **bad)
+
     def test_nothing_seen_is_said(self):
         with self.assertWarnsRegex(CaptureWarning, "no attention call was seen"):
             with record(self.folder):
@@ -371,6 +442,38 @@ class Refusals(Case):
         with self.assertRaisesRegex(CaptureRefused, r"no module of the model is named like \*.core"):
             record(self.folder, model, modules={"*.core": None}).start()
         self.assertIs(F.scaled_dot_product_attention, early_import)
+
+    def test_multihead_attention_and_its_cure_are_named(self):
+        class Encoder(torch.nn.Module):
+            def __init__(self, need_weights):
+                super().__init__()
+                self.need_weights = need_weights
+                self.layers = torch.nn.ModuleList(torch.nn.MultiheadAttention(128, 2, dtype=torch.bfloat16) for _ in range(3))
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x, x, x, need_weights=self.need_weights)[0]
+                return x
+
+        x = torch.randn(10, 2, 128, dtype=torch.bfloat16)
+        text = r"no attention call was seen: torch\.nn\.MultiheadAttention \(layers\.0 and 2 more\) calls .* need_weights=False"
+        model = Encoder(True)
+        with self.assertWarnsRegex(CaptureWarning, text), record(self.folder, model, steps="all"):
+            model(x).float().sum().backward()
+        with self.assertRaisesRegex(CaptureRefused, text), record(self.folder, model, steps="all", strict=True):
+            model(x).float().sum().backward()
+        model = Encoder(False)
+        with record(self.folder, model, steps="all") as recording:
+            model(x).float().sum().backward()
+        self.assertIn("dq", load(recording.files[0], "step_000000/layers.2")[0])
+
+    def test_calls_without_gradient_alone_are_said(self):
+        model, _ = built("cpu", False)
+        for strict in (False, True):
+            text = "no attention call had a gradient .forward_only=True"
+            expected = self.assertRaisesRegex(CaptureRefused, text) if strict else self.assertWarnsRegex(CaptureWarning, text)
+            with expected, record(self.folder, model, steps="all", strict=strict), torch.no_grad():
+                model(torch.randn(2, 40, 128, dtype=torch.bfloat16))
 
     def test_a_second_backward(self):
         q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16, requires_grad=True)
@@ -385,9 +488,110 @@ class Refusals(Case):
         with record(self.folder, steps="all") as recording:
             with self.assertRaises(RuntimeError):
                 F.scaled_dot_product_attention(q, q[..., :32], q)
-            with self.assertRaises(TypeError), self.assertWarns(CaptureWarning):
+            with self.assertRaises(TypeError):
                 F.scaled_dot_product_attention(q)
+            with self.assertWarnsRegex(CaptureWarning, "attention: tensors are not recorded: missing a required argument: 'key'"):
+                recording.step()
         self.assertEqual(recording.files, [])
+
+    def check_unrecorded(self, step, why, model=None, **options):
+        """A step that runs as if nobody watched; its one call says in its line why nothing is recorded, and at a chosen step in a warning too."""
+        for steps in (None, "all"):
+            folder = tempfile.mkdtemp(dir=self.folder)
+            expected = self.assertWarnsRegex(CaptureWarning, f"recorded: .*{why}") if steps else contextlib.nullcontext()
+            with self.subTest(why=why, steps=steps), expected, record(folder, model, steps=steps, **options) as recording:
+                step()
+            self.assertEqual(recording.files, [])
+            (line,) = self.lines(folder)
+            self.assertRegex(line["not_recorded"], why)
+            self.assertEqual(set(line), {"step", "rank", "layer", "call", "kernel", "not_recorded"})
+
+    def test_shapes_that_are_no_attention_of_four_axes(self):
+        plain = [(2, 4, 8, 64)] * 3
+        for why, *shapes in (
+            (r"query has shape \[24, 64\]", *[(24, 64)] * 3),
+            (r"query has shape \[2, 24, 64\]", *[(2, 24, 64)] * 3),
+            ("query has shape", *[(2, 2, 2, 24, 64)] * 3),
+            ("query has shape", *[(1, 2, 2, 2, 24, 64)] * 3),
+            ("1 query heads over 3 KV heads", (2, 1, 8, 64), (2, 3, 8, 64), (2, 3, 8, 64)),
+            (r"k has shape \[1, 8, 4, 64\]", plain[0], (1, 4, 8, 64), (1, 4, 8, 64)),
+            ("q has shape", (2, 4, 0, 64), *plain[1:]),
+            ("k has shape", plain[0], *[(2, 4, 0, 64)] * 2),
+            ("q has shape", *[(0, 4, 8, 64)] * 3),
+            (r"k has shape \[8, 64\]", plain[0], *[(8, 64)] * 2),
+            (r"k has shape \[4, 8, 64\]", plain[0], *[(4, 8, 64)] * 2),
+        ):
+            def step():
+                x = [torch.randn(*shape, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+                F.scaled_dot_product_attention(*x).float().sum().backward()
+
+            self.check_unrecorded(step, why)
+
+    def test_modules_that_are_no_attention(self):
+        q = torch.randn(2, 8, 4, 64, dtype=torch.bfloat16)
+        k3, k2, three = q[:, :, 0], q[0, :, 0], q[:, :, :3]
+        for why, out, k in (
+            ("k has shape", q, k3), ("k has shape", q, k2), ("4 query heads over 3 KV heads", q, three),
+            ("its result is of type dict", {}, q), ("its result is of type NoneType", None, q), ("its result is of type tuple", (), q),
+            ("its result has shape", q.mean((1, 2)), q), ("its result has shape", q.flatten(2)[..., :-1], q), ("its result has shape", q.sum(), q),
+        ):  # fmt: skip
+            model = torch.nn.Module()
+            model.core = torch.nn.Module()
+            model.core.forward = lambda q, k, v: out
+            self.check_unrecorded(lambda: self.assertIs(model.core(q.requires_grad_(), k, k), out), why, model, modules={"core": AttentionModule()})
+
+    def test_what_the_recorder_throws_is_a_warning(self):
+        """Whatever it is, in forward, in backward or at the end of a step: the run goes on, and the next step is recorded."""
+        q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16, requires_grad=True)
+        unwatched = F.scaled_dot_product_attention(q, q, q)
+        (gradient,) = torch.autograd.grad(unwatched.float().square().sum(), q)
+        expected = [to_words(x).tobytes() for x in (unwatched, gradient)]
+        for name in ("_describe", "_finish_statistics", "_through_views", "_to_host", "_send_statistics"):
+            folder = os.path.join(self.folder, name)
+            with record(folder, steps="all") as recording:
+                with mock.patch.object(bitattn.torch.Recording, name, side_effect=KeyError("a fault")):
+                    with self.assertWarnsRegex(CaptureWarning, "attention: not recorded: KeyError: 'a fault'"):
+                        out = F.scaled_dot_product_attention(q, q, q)
+                        (gradient,) = torch.autograd.grad(out.float().square().sum(), q)
+                        recording.step()
+                self.assertEqual([to_words(x).tobytes() for x in (out, gradient)], expected)
+                F.scaled_dot_product_attention(q, q, q).float().sum().backward()
+            self.assertEqual([os.path.basename(f)[:11] for f in recording.files], ["step_000001"], name)
+            self.assertEqual(["not_recorded" in x for x in self.lines(folder)], [True, False])
+            with record(os.path.join(folder, "strict"), steps="all", strict=True) as recording:
+                with mock.patch.object(bitattn.torch.Recording, name, side_effect=KeyError("a fault")):
+                    with self.assertRaisesRegex(CaptureRefused, "not recorded: KeyError: 'a fault'"):
+                        F.scaled_dot_product_attention(q, q, q).float().sum().backward()
+                        recording.step()
+        with self.assertWarnsRegex(CaptureWarning, "not recorded: ZeroDivisionError"), record(self.folder, steps=lambda step: step / 0) as recording:
+            F.scaled_dot_product_attention(q, q, q)
+
+    def test_a_cuda_graph(self):
+        q = torch.randn(1, 2, 30, 64, dtype=torch.bfloat16)
+        for strict in (False, True):
+            with record(os.path.join(self.folder, str(strict)), steps="all", strict=strict) as recording:
+                capturing = (mock.patch.object(torch.cuda, name, return_value=True) for name in ("is_available", "is_current_stream_capturing"))
+                expected = self.assertRaisesRegex(CaptureRefused, "CUDA graph") if strict else self.assertWarnsRegex(CaptureWarning, "CUDA graph")
+                with next(capturing), next(capturing), expected:
+                    self.assertEqual(F.scaled_dot_product_attention(q, q, q).shape, q.shape)
+                recording.recorder.calls_seen = 1
+
+    def test_a_higher_order_operator_inside_a_module(self):
+        """PyTorch runs none under a mode that does not know them."""
+        try:
+            from torch.nn.attention.flex_attention import flex_attention
+        except ImportError:
+            self.skipTest("this PyTorch has no flex_attention")
+        model = torch.nn.Module()
+        model.core = torch.nn.Module()
+        model.core.forward = lambda q, k, v: flex_attention(q, k, v)
+        x = [torch.randn(1, 2, 30, 64, dtype=torch.bfloat16) for _ in range(3)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that it is slow without torch.compile
+            with record(self.folder, model, steps="all", forward_only=True, modules={"core": AttentionModule(layout="BHSD")}) as recording:
+                out = model.core(*x)
+        t, _ = load(recording.files[0], "step_000000/core")
+        self.assertEqual(t["out"].tobytes(), to_words(out.transpose(1, 2)).tobytes())
 
 
 class _Standin(torch.autograd.Function):
@@ -506,7 +710,7 @@ class FlashAttention(Case):
         model = torch.nn.Module()
         model.kernel = flash3
         calls = []
-        with record(self.folder, model, steps="all", attributes={"run": "stand-in"}):
+        with record(self.folder, model, steps="all", attributes={"run": "stand-in"}) as recording:
             for place in ("package", "program", "model"):
                 x = self.inputs(2, 24, 3, 64)
                 if place == "package":
@@ -518,6 +722,7 @@ class FlashAttention(Case):
                 out = result[0] if isinstance(result, tuple) else result
                 (out.float() ** 2).sum().backward()
                 calls.append((x, out))
+            recording.step()
         for (x, out), name, kernel, with_lse in zip(
             calls, ("attention", "attention.1", "attention.2"), ("flash-attention-2", "flash-attention-2", "flash-attention-3"), (False, True, True)
         ):
@@ -534,7 +739,7 @@ class FlashAttention(Case):
         for batch in (None, [1]):
             x = self.inputs(40, 2, 64)
             offsets = torch.tensor([0, 10, 40], dtype=torch.int32)
-            with record(self.folder, steps="all", batch=batch):
+            with record(self.folder, steps="all", batch=batch, resume=batch is not None):
                 out = sys.modules["flash_attn"].flash_attn_varlen_func(*x, offsets, offsets, 30, 30, causal=True, return_attn_probs=True)[0]
                 out.float().sum().backward()
             if batch is None:
@@ -565,7 +770,7 @@ class FlashAttention(Case):
                 gradients = []
                 for watched in (False, True):
                     x = {name: tensor.clone().requires_grad_() for name, tensor in given.items()}
-                    with record(self.folder, steps="all") if watched else contextlib.nullcontext():
+                    with record(self.folder, steps="all", resume=True) if watched else contextlib.nullcontext():
                         out = getattr(sys.modules[module], function)(*x.values(), *rest, causal=True, **options)
                         out.float().square().sum().backward()
                     gradients.append(x)
@@ -581,6 +786,11 @@ class FlashAttention(Case):
                         self.assertEqual(t["d" + part].tobytes(), to_words(gradient).tobytes(), part)
                 self.assertEqual("cu_seqlens_q" in t, bool(rest))
                 self.accepted()
+
+    def test_an_error_of_the_function_stays_what_it_was(self):
+        with self.assertWarns(CaptureWarning), record(self.folder, steps="all"):
+            with self.assertRaisesRegex(AttributeError, "'NoneType' object has no attribute 'unbind'"):  # the stand-in's own
+                sys.modules["flash_attn"].flash_attn_qkvpacked_func(None)
 
     def test_an_operator_gives_its_lse(self):
         """Newer packages register their kernels as operators; the lse is taken from there, though the function does not return it."""
@@ -632,6 +842,17 @@ class Modules(Case):
         self.assertEqual(t["out"].tobytes(), to_words(out.unflatten(-1, (4, 64)).transpose(0, 1)).tobytes())
         self.assertNotIn("forward", vars(model.core_attention))
         self.accepted()
+
+    def test_heads_and_columns_of_a_result_in_one_axis(self):
+        """They come last, in whatever order heads and tokens stood."""
+        q = torch.randn(2, 8, 16, 2, dtype=torch.bfloat16)
+        model = torch.nn.Module()
+        model.core = torch.nn.Module()
+        model.core.forward = lambda q, k, v: v.transpose(1, 2).flatten(2)
+        with record(self.folder, model, steps="all", forward_only=True, modules={"core": AttentionModule(layout="BHSD")}) as recording:
+            model.core(q, q, q)
+        t, _ = load(recording.files[0], "step_000000/core")
+        self.assertEqual(t["out"].tobytes(), to_words(q.transpose(1, 2)).tobytes())
 
 
 def ddp_rank(rank, folder):
