@@ -164,13 +164,15 @@ def _misfit(given, out):
 
 
 @functools.cache
-def _version_of(*packages):
+def _version_of(module_name, *packages):
+    """As the package's metadata say, or where there are none (a build on the path) as the module itself does; "": neither."""
     for package in packages:
         try:
             return f"{package} {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
             continue
-    return ""
+    version = getattr(sys.modules.get(module_name), "__version__", "")
+    return f"{module_name} {version}" if version else ""
 
 
 @functools.cache
@@ -453,7 +455,7 @@ class Recording:
             for name in _FUNCTIONS:
                 function = getattr(module, name, None)
                 if callable(function):
-                    self._wrap(function, signatures.flash_attention, functools.partial(_version_of, *packages))
+                    self._wrap(function, signatures.flash_attention, functools.partial(_version_of, module_name, *packages))
 
     def _wrap(self, original, read, version):
         """Replaces a function wherever a module, or a module of the model, holds it under any name."""

@@ -8,7 +8,7 @@ packages. PROGRAM may be "": then captures are not given to bitattn. Ends with 7
 
 import contextlib
 import glob
-import importlib
+import importlib.metadata
 import json
 import os
 import shutil
@@ -327,13 +327,14 @@ class Choices(Case):
         self.assertEqual([x["layer"] for x in self.lines()], ["blocks.3.attn"])
 
     def test_steps_that_were_never_ended_are_said(self):
-        """Three backward passes without a step: said at the end, checkpointing or not, whose second forward is no pass of its own. One alone is a step."""
+        """Three backward passes without a step: said at the end. A checkpoint's second forward is no pass of its own; one pass alone is a step."""
         for checkpointed in (None, "reentrant", "other"):
             for passes in (1, 3):
                 model, optimizer = built("cpu", False, checkpointed=checkpointed)
                 expected = contextlib.nullcontext()
                 if passes == 3:
-                    expected = self.assertWarnsRegex(CaptureWarning, "^3 backward passes ran and no step was ended, so that all their calls count as step 7")
+                    text = "^3 backward passes ran and no step was ended, so that all their calls count as step 7"
+                    expected = self.assertWarnsRegex(CaptureWarning, text)
                 with expected, record(os.path.join(self.folder, f"{checkpointed}_{passes}"), model, statistics=1, first_step=7):
                     train(model, optimizer, "cpu", passes)
 
@@ -424,7 +425,8 @@ class Refusals(Case):
         for bad, text in (
             ({"steps": [1.5]}, "a number of steps is 1.5"), ({"layers": 3}, "layers is 3"), ({"model": "blocks"}, "model is of type str"),
             ({"optimizer": model}, "optimizer is of type Model, which does not tell when its step ends: call Recording.step"),
-            ({"modules": ["*.core"]}, "modules is of type list, expected a dictionary"), ({"modules": {"*.core": "SBHD"}}, "modules has 'SBHD' for .*.core, expected"),
+            ({"modules": ["*.core"]}, "modules is of type list, expected a dictionary"),
+            ({"modules": {"*.core": "SBHD"}}, "modules has 'SBHD' for .*.core, expected"),
             ({"attributes": "run"}, "attributes is of type str"),
         ):  # fmt: skip
             with self.assertRaisesRegex(ValueError, text):
@@ -674,6 +676,12 @@ class FlashAttention(Case):
 
     def setUp(self):
         super().setUp()
+        # As where the packages were built and put on the path, also if they are installed here.
+        none = mock.patch("importlib.metadata.version", side_effect=importlib.metadata.PackageNotFoundError)
+        none.start()
+        self.addCleanup(none.stop)
+        bitattn.torch._version_of.cache_clear()
+        self.addCleanup(bitattn.torch._version_of.cache_clear)
         for name, functions in (
             (
                 "flash_attn",
@@ -688,6 +696,8 @@ class FlashAttention(Case):
             module = types.ModuleType(name)
             module.__spec__ = importlib.machinery.ModuleSpec(name, None)
             vars(module).update(functions)
+            if name == "flash_attn":
+                module.__version__ = "2.8.3.stand-in"
             sys.modules[name] = module
             self.addCleanup(sys.modules.pop, name)
 
@@ -729,6 +739,7 @@ class FlashAttention(Case):
             t, attributes = self.check(name, *x, kernel)
             self.assertEqual(t["out"].tobytes(), to_words(out).tobytes())
             self.assertEqual("lse" in t, with_lse)
+            self.assertEqual(attributes["kernel_version"], "flash_attn 2.8.3.stand-in" if kernel == "flash-attention-2" else "")
             self.assertEqual((attributes["causal"], attributes["run"]), (int(name != "attention.1"), "stand-in"))
         self.assertIs(kept.attention, flash2)
         self.assertIs(model.kernel, flash3)
