@@ -19,6 +19,7 @@ import xml.etree.ElementTree
 
 try:
     import h5py
+    import numpy
 except ImportError:
     print("h5py is not installed: skipped")
     sys.exit(77)
@@ -152,9 +153,48 @@ class Ranks(Case):
 
     def test_nothing_to_do(self):
         text = self.good(self.small_run(steps=(1,)), "--no-reference")
-        self.assertIn("No layer: every leak", text)
+        self.assertIn("No layer leaks more into dQ at its last step than the BF16 casts cost anyway", " ".join(text.split()))
+        self.assertNotIn("NaN", text)
         self.assertNotIn("OVER STEPS", text)
         self.assertIn("share of the emulated |dQ|", text)
+
+    def run_that_ends_in_nan(self, source):
+        """Layers a and b over steps 1 to 3; dout of both is NaN at step 2, and everything at step 3."""
+        self.small_run(steps=(1, 2, 3), source=source)
+        for step, tensors in ((2, ("dout",)), (3, ("q", "k", "v", "dout"))):
+            for layer in "ab":
+                with h5py.File(self.path(f"run/{step}_{layer}.h5"), "r+") as file:
+                    for tensor in tensors:
+                        # The file's own type on both sides, so that HDF5 converts nothing.
+                        place, words = file[tensor].id, numpy.full(file[tensor].shape, 0x7FC0, numpy.uint16)
+                        place.write(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=place.get_type())
+        return self.path("run")
+
+    def test_a_run_that_ends_in_nan(self):
+        """Ranked by the last step with a known leak, NaN said first, and the headline gives no all-clear."""
+        for source, above in ((SMALL, []), (LATE, ["a", "b"])):
+            folder, page = self.run_that_ends_in_nan(source), self.path("page.html")
+            report = self.json(folder, "--no-reference")
+            ranking = report["ranking"]
+            self.assertEqual(ranking["not_finite"], {"first_step": 2, "first_in": "dout", "to_the_end": True, "layers": ["a", "b"]})
+            self.assertEqual(ranking["fp32_first"], above)
+            for layer in ranking["layers"]:
+                first = next(c for c in report["captures"] if (c["layer"], c["step"]) == (layer["layer"], 1))
+                self.assertEqual(layer["ranked_step"], 1)
+                self.assertEqual(layer["not_finite"], {"first_step": 2, "first_in": "dout", "to_the_end": True})
+                self.assertEqual([s["not_finite"][:1] for s in layer["steps"]], [[], ["dout"], ["q"]])
+                self.assertEqual([s["leak"] for s in layer["steps"]], [first["leak"]["p_weighted_key"], None, None])
+            self.assertTrue(all(h["leak"] is not None for h in ranking["heads"]))
+            text = " ".join(self.good(folder, "--no-reference", "--html", page).split())
+            with open(page, encoding="utf-8") as file:
+                root = xml.etree.ElementTree.fromstring(file.read().split("\n", 1)[1])
+            holder = next(e for e in root.iter() if "data-ranking" in e.attrib)
+            self.assertEqual("".join(next(holder.iter("h1")).itertext()), "NaN or infinities from step 2 on, first in dout of a and b (2 of 2 layers).")
+            for words in (text, " ".join("".join(holder.itertext()).split())):
+                self.assertIn("NaN or infinities from step 2 on, first in dout of a and b (2 of 2 layers).", words)
+                self.assertIn(("2 of 2 layers leak" if above else "No layer leaks") + " more into dQ", words)
+                self.assertIn("of the steps after it nothing is known", words)
+            self.assertLess(text.index("NaN AND INFINITIES"), text.index("LAYERS"))
 
     def test_captures_that_name_neither_layer_nor_step_are_only_listed(self):
         self.capture("run/a.h5", SMALL)
