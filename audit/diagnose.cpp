@@ -98,6 +98,8 @@ RowSummary summarize_rows(const Problem& problem, const Diagnosis& d, int head) 
     return squares == 0 ? 0.0 : dq2 == 0 ? kNan : std::sqrt(squares / dq2);
   };
   s.leak = share(leak2);
+  s.leak_norm = s.leak_rows == 0 ? kNan : std::sqrt(leak2);
+  s.dq_norm = s.leak_rows == 0 ? kNan : std::sqrt(dq2);
   s.leak_mean_key = share(mean2);
   s.condition = share(uncancelled2);
   s.dq_error = d.with_truth ? share(error2) : kNan;

@@ -47,6 +47,8 @@ struct RowSummary {
   /// Frobenius norms over the rows with a dQ to relate them to, over that dQ's norm; NaN where it is 0.
   double leak = 0, leak_mean_key = 0, condition = 0, dq_error = 0;
   std::size_t leak_rows = 0;
+  double leak_norm = 0,
+         dq_norm = 0;  ///< over the same rows, in units of dQ: `leak` is the one over the other
 };
 
 struct Diagnosis {

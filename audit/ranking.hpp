@@ -33,7 +33,7 @@ struct RankedCapture {
   bool recorded = false;             ///< it holds what a kernel returned …
   bool reproduced = false;           ///< … and the emulated kernel gives every bit of that
   RankedFigures figures;
-  std::vector<double> leak_by_head;
+  std::vector<double> leak_by_head;  ///< shares of the |dQ| of all heads: their squares add up to the leak's
   std::vector<std::string> not_finite;  ///< inputs and emulated outputs that hold NaN or infinities
 };
 
@@ -67,7 +67,7 @@ struct FirstNotFinite {
 
 struct RankedHead {
   std::string layer, head;
-  double leak = 0;  ///< at the layer's ranked step
+  double leak = 0;  ///< share of the layer's |dQ|, at its ranked step
 };
 
 struct Ranking {

@@ -219,6 +219,14 @@ std::string heads_text(const Diagnosis& d) {
   }
   text += table.text();
   if (order.size() > kMost) text += fmt::format("  and {} more\n", order.size() - kMost);
+  const bool outweighed =
+      std::any_of(d.by_head.begin(), d.by_head.end(), [](const RowSummary& s) { return s.leak > 1; });
+  if (outweighed) {
+    text += wrapped(
+        "A leak above 1 outweighs its head's own dQ. With a cond far above 1 that dQ is a small rest of "
+        "terms "
+        "that cancel, and may weigh next to nothing beside the other heads'.");
+  }
   return text;
 }
 

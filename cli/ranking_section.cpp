@@ -157,7 +157,8 @@ std::string heads_text(const Ranking& ranking) {
     const RankedHead& head = ranking.heads[n];
     table.row({name_text(head.layer, kNameColumns), name_text(head.head, kNameColumns), figure(head.leak)});
   }
-  std::string text = "\nHEADS   by leak at the same steps; worst first\n" + table.text();
+  std::string text =
+      "\nHEADS   by leak at the same steps, share of the layer's |dQ|; worst first\n" + table.text();
   if (ranking.heads.size() > kHeads) text += fmt::format("  and {} more\n", ranking.heads.size() - kHeads);
   return text;
 }
@@ -251,7 +252,7 @@ audit::RankedCapture ranked_capture(const Json& one) {
   f.largest_logit = number_at(one, "/largest_logit/value");
   const auto heads = one.find("heads");
   if (heads != one.end() && heads->is_array()) {
-    for (const Json& head : *heads) capture.leak_by_head.push_back(number_at(head, "/leak/p_weighted_key"));
+    for (const Json& head : *heads) capture.leak_by_head.push_back(number_at(head, "/leak/of_all_heads"));
   }
   for (const char* list : {"not_finite_inputs", "not_finite_outputs"}) {
     const auto tensors = one.find(list);

@@ -149,10 +149,15 @@ std::string heads(const Json& ranking, const audit::Ranking& ranked) {
     rows.push_back({escaped(ranked.heads[n].layer), escaped(ranked.heads[n].head),
                     figure(ranking, fmt::format("/heads/{}/leak", n), Style::share)});
   }
-  std::string content = table({{"layer", "left"}, {"head", ""}, {"leak<br/>of |dQ|", "leak"}}, rows);
+  std::string content =
+      table({{"layer", "left"}, {"head", ""}, {"leak<br/>of the layer’s |dQ|", "leak"}}, rows);
   if (ranked.heads.size() > kHeads)
     content += fmt::format("<p class=\"note\">And {} more.</p>", ranked.heads.size() - kHeads);
-  return section("Heads by leak", "At their layer’s last step with a known leak.", content);
+  return section(
+      "Heads by leak",
+      "At their layer’s last step with a known leak, as shares of the whole layer’s |dQ|: their squares "
+      "add up to the square of the layer’s leak.",
+      content);
 }
 
 }  // namespace

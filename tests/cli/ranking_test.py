@@ -116,7 +116,8 @@ class Ranks(Case):
                 self.assertEqual(step["condition"], capture["condition"])
                 self.assertEqual(step["largest_logit"], capture["largest_logit"]["value"])
                 self.assertEqual((step["mean_q_norm"], step["mean_k_norm"]), (capture["norms"]["mean_q"], capture["norms"]["mean_k"]))
-                self.assertEqual(list(step["leak_by_head"].values()), [h["leak"]["p_weighted_key"] for h in capture["heads"]])
+                self.assertEqual(list(step["leak_by_head"].values()), [h["leak"]["of_all_heads"] for h in capture["heads"]])
+                self.assertAlmostEqual(sum(x**2 for x in step["leak_by_head"].values()) ** 0.5 / step["leak"], 1, places=12)
             if len(layer["steps"]) > 1:
                 self.assertAlmostEqual(layer["leak_growth"], layer["steps"][-1]["leak"] / layer["steps"][0]["leak"], places=12)
             else:
@@ -213,7 +214,26 @@ class Ranks(Case):
         (step,) = layer["steps"]
         self.assertEqual(step["leak"], late["leak"]["p_weighted_key"])
         self.assertEqual(step["largest_logit"], max(small["largest_logit"]["value"], late["largest_logit"]["value"]))
-        self.assertEqual(step["leak_by_head"], {"4": small["leak"]["p_weighted_key"], "7": late["leak"]["p_weighted_key"]})
+        self.assertEqual(step["leak_by_head"], {"4": small["heads"][0]["leak"]["of_all_heads"], "7": late["heads"][0]["leak"]["of_all_heads"]})
+
+    def test_a_head_whose_gradient_is_next_to_nothing_does_not_lead(self):
+        """Heads are ranked by what they put into the layer's dQ, not by the share of their own."""
+        before = self.json(self.capture("alone.h5", GROUPED, step=1, layer="a"), "--no-reference", "--no-remedies", "--blame", "none")
+        own = [h["leak"]["p_weighted_key"] for h in before["captures"][0]["heads"]]
+        worst = own.index(max(own))
+        for name, layer in (("run/a.h5", "a"), ("run/b.h5", "b")):
+            with h5py.File(self.capture(name, GROUPED, step=1, layer=layer), "r+") as file:
+                place = file["dout"].id
+                words = numpy.empty(file["dout"].shape, numpy.uint16)
+                place.read(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=place.get_type())
+                words[:, :, worst] -= (words[:, :, worst] & 0x7F80 > 40 << 7) * numpy.uint16(40 << 7)  # times 2^-40
+                place.write(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=place.get_type())
+        report = self.json(self.path("run"), "--no-reference")
+        heads = report["captures"][0]["heads"]
+        self.assertAlmostEqual(heads[worst]["leak"]["p_weighted_key"] / own[worst], 1, places=2)
+        self.assertLess(heads[worst]["leak"]["of_all_heads"], 1e-10)
+        self.assertEqual([h["head"] for h in report["ranking"]["heads"][-2:]], [str(worst)] * 2)
+        self.assertIn("share of the layer's |dQ|", self.good(self.path("run"), "--no-reference"))
 
     def test_unknown_figures_come_last(self):
         self.capture("run/a.h5", SMALL, ("dout", "dq", "dk", "dv", "dpsum", "dq_accum"), step=1, layer="forward")
