@@ -104,15 +104,18 @@ std::string row_max_text(const Capture& capture, const Diagnosis& d) {
       "\nROW MAX   softmax exponent of a row's largest score, fma(m, c, -rn(m*c)); 0 in exact arithmetic\n";
   Table table;
   table.column("", true).column("", true);
-  table.row(
-      {"rows with a residue", fmt::format("{} of {}", grouped(s.residue.nonzero), grouped(s.residue.rows))});
+  const bool any = s.residue.rows > 0;
+  table.row({"rows with a residue",
+             any ? fmt::format("{} of {}", grouped(s.residue.nonzero), grouped(s.residue.rows))
+                 : std::string("-")});
   if (s.residue.rows > 0) {
     table.row({"largest residue", fmt::format("{} at {}", figure(s.residue.largest),
                                               place_text(capture.problem, s.residue.largest_at))});
     table.row({"over all key blocks", figure(s.largest_block_residue)});
     table.row({"largest |m*c|", fmt::format("{:.3g}", s.largest_scaled_max)});
   }
-  table.row({"rows with tied maxima", fmt::format("{} (up to {} equal)", grouped(s.tied_rows), s.most_ties)});
+  table.row({"rows with tied maxima",
+             any ? fmt::format("{} (up to {} equal)", grouped(s.tied_rows), s.most_ties) : std::string("-")});
   if (d.with_backward) table.row({"sum_j P' - 1, RMS", figure(s.p_sum_excess.rms)});
   return text + table.text();
 }
@@ -121,8 +124,8 @@ std::string drift_text(const Capture& capture, const Diagnosis& d) {
   const RowSummary& s = d.whole;
   const bool softcap = capture.problem.softcap > 0;
   std::string text = fmt::format(
-      "\nSCORE-GRADIENT SUM   sum_j dS over a row's visible keys; 0 in exact arithmetic; RMS over {}\n",
-      counted(s.before_cast.rows, "row"));
+      "\nSCORE-GRADIENT SUM   sum_j dS over a row's visible keys; 0 in exact arithmetic; {}\n",
+      s.before_cast.rows > 0 ? "RMS over " + counted(s.before_cast.rows, "row") : "no row is finite");
   if (softcap) {
     text += wrapped(
         "With a softcap the law holds before the multiply by 1 - tanh^2 only: the sum is taken there, and "
@@ -206,7 +209,7 @@ std::string heads_text(const Diagnosis& d) {
     std::vector<std::string> cells{std::to_string(order[n]),
                                    grouped(s.residue.rows),
                                    figure(s.residue.largest),
-                                   grouped(s.tied_rows),
+                                   s.residue.rows > 0 ? grouped(s.tied_rows) : "-",
                                    figure(s.p_sum_excess.rms),
                                    figure(s.before_cast.rms),
                                    figure(s.after_cast.rows > 0 ? s.after_cast.rms : std::nan("")),
@@ -341,6 +344,7 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
   text += heads_text(d);
   text += rows_text(capture, d, worst);
   if (d.blame) text += blame_text(capture.problem, *d.blame);
+  if (!d.blame_not_run.empty()) text += "\nBLAME\n" + wrapped("Not run: " + d.blame_not_run + ".");
   text += remedies_section(d.remedies);
   text += meaning_text(capture, d);
   return text;

@@ -909,6 +909,23 @@ class Json(Case):
         self.assertGreater(one["score_gradient_sum"]["before_cast"]["not_finite"], 0)
         self.assertIn("NaN AND INFINITIES", self.good("diagnose", SPECIAL))
 
+    def test_where_nothing_is_finite_nothing_is_measured(self):
+        """No zero where there is no figure, and neither blame nor remedies are run."""
+        for tensor, why, kept in (("dout", "no row has finite score gradients", ["out", "lse"]),
+                                  ("q", "no row sees a key with finite scores", [])):
+            path = self.changed([tensor])
+            one = self.json("diagnose", path)["captures"][0]
+            self.assertNotIn("blame", one)
+            self.assertEqual(one["remedies"], {"not_tried": why})
+            errors = {name: e.get("stored", e.get("largest_absolute")) for name, e in one["errors"].items()}
+            self.assertEqual([name for name, e in errors.items() if e is not None], kept)
+            text = self.good("diagnose", path)
+            for section in ("BLAME\n  Not run: ", "REMEDIES\n  Not tried: "):
+                self.assertIn(section + why + ".", text)
+            self.assertIn("0 in exact arithmetic; no row is finite", text)
+            self.assertNotRegex(text, r"over 0 rows|0 of 0|most 0 off|up to 0 equal")
+            self.assertEqual("lse at most - off" in text, not kept)
+
     def test_softcap_has_no_sum_after_the_cast(self):
         one = self.json("diagnose", self.input(SOFTCAP))["captures"][0]
         self.assertIsNone(one["score_gradient_sum"]["after_cast"]["rms"])
