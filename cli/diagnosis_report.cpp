@@ -61,13 +61,12 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
   std::string text = "VERDICT\n";
   if (d.against_recorded) {
     const audit::Comparison& c = *d.against_recorded;
-    const std::string kernel = capture.problem.text("kernel");
     text += wrapped(fmt::format("{} emulated against recorded: {}.", d.backend, comparison_verdict(c)));
     if (!c.equal()) {
       text += comparison_table(c, capture.problem.layout);
-      if (kernel.rfind("flash-attention-3", 0) != 0) {
-        text += wrapped("The capture's kernel is '" + one_line(kernel) + "', which " + d.backend +
-                        " does not emulate: the figures below are those of " + d.backend +
+      if (recorded_by_another(capture.problem)) {
+        text += wrapped("The capture's kernel is '" + one_line(capture.problem.text("kernel")) + "', which " +
+                        d.backend + " does not emulate: the figures below are those of " + d.backend +
                         " on the same inputs.");
       } else {
         text += wrapped(

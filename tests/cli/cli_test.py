@@ -1219,6 +1219,22 @@ class Many(Case):
         with h5py.File(out) as f:
             self.assertIn("step_1/layer_1/dq", f)
 
+    def test_bits_of_another_kernel_are_not_told_as_a_fault_alone(self):
+        """verify says that the capture's kernel is none of the emulated ones, and keeps to 100 columns."""
+        for name, kernel in (("a", "flash-attention-3"), ("b", "pytorch-flash-cpu"), ("c", "pytorch-flash-cpu")):
+            path = self.input(SMALL, "set/" + "deep" * 30 + f"/{name}.h5")
+            with h5py.File(path, "r+") as f:
+                f.attrs["kernel"] = kernel
+                f["lse"][0, 0, 0] += 1
+            self.watch(path)
+        folder = self.path("set")
+        self.assertEqual(self.json("verify", folder, code=1)["recorded_by_others"], {"pytorch-flash-cpu": 2})
+        text = self.good("verify", folder, code=1)
+        self.assertLessEqual(max(map(len, text.splitlines())), 100, text)
+        self.assertEqual(text.count("Recorded by 'pytorch-flash-cpu', which fa3 does not emulate"), 2)
+        self.assertIn("2 of those that differ were recorded by 'pytorch-flash-cpu', which fa3 does not emulate.", text)
+        self.assertNotIn("recorded by", self.good("verify", folder + "/" + "deep" * 30 + "/a.h5", code=1).lower())
+
     def test_folders_and_a_broken_file_among_good_ones(self):
         self.input(SMALL, "set/a.h5")
         self.input(LATE, "set/below/b.hdf5")
