@@ -562,7 +562,28 @@ class Witness(Case):
             f["dv"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw ^ np.uint16(0x8000), mtype=f["dv"].id.get_type())
         laws = self.json("witness", wrong, code=1)["captures"][0]["laws"]
         self.assertEqual([laws[n]["verdict"] for n in laws], ["holds", "holds", "broken"])
-        self.assertIn("broken: sum_i out.dout = sum_j v.dv", self.good("witness", wrong, code=1))
+        text = self.good("witness", wrong, code=1)
+        self.assertIn("broken: sum_i out.dout = sum_j v.dv", text)
+        self.assertNotIn("computes in BF16 inside", text)
+
+    def test_a_share_of_the_bound_shows_on_which_side_of_1_it_is(self):
+        """62 words of 1 and -1 cancel, and one of 63 / 256 or 62 / 256 is left: 1.014 and 0.998 of the bound, 62 / 2^8 + 1 / 2^11."""
+        for left, shown, code in ((0x3e7c, "1.01", 1), (0x3e78, "0.998", 0)):
+            path = self.input(SMALL, "bound.h5")
+            with h5py.File(path, "r+") as f:
+                raw = np.zeros_like(words(f["dk"]))
+                raw[:, :62] = np.asarray([0x3f80, 0xbf80] * 31, np.uint16)[None, :, None, None]
+                raw[:, 62] = left
+                f["dk"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=f["dk"].id.get_type())
+                del f["out"], f["dv"], f["dq"]
+            self.watch(path)
+            folder = os.path.dirname(path)
+            self.input(path, "set/bound.h5")
+            self.input(path, "set/other.h5")
+            for argument in (path, os.path.join(folder, "set")):
+                text = " ".join(self.good("witness", argument, code=code).split())
+                self.assertIn(f" {shown} {'broken' if code else 'holds'}", text)
+                self.assertEqual("computes in BF16 inside" in text, code == 1)
 
     def test_folders_partial_captures_and_nan(self):
         self.input(SMALL, "set/small.h5")
