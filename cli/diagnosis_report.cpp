@@ -349,6 +349,67 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
   return text;
 }
 
+namespace {
+
+const Json& member(const Json& json, const char* name) {
+  static const Json kNothing;
+  const auto found = json.find(name);
+  return found == json.end() ? kNothing : *found;
+}
+
+/// "dpsum_o_cast 70%", "many small ones", "" where blame was not run.
+std::string largest_site(const Json& one) {
+  const Json& tensors = member(member(one, "blame"), "tensors");
+  const Json& shares = tensors.contains("dq") ? member(tensors, "dq") : member(tensors, "out");
+  if (!shares.is_object()) return "";
+  const Json& others = member(member(shares, "others"), "fair");
+  double largest = others.is_number() ? others.get<double>() : 0;
+  std::string text = largest > 0 ? "many small ones" : "none";
+  for (const Json& site : member(shares, "sites")) {
+    const Json& fair = member(site, "fair");
+    if (!fair.is_number() || fair.get<double>() <= largest) continue;
+    largest = fair.get<double>();
+    text = fmt::format("{} {}", site.value("site", ""), percent(largest));
+  }
+  return text;
+}
+
+/// "o-residual+rounded-sum+ds-split, about 20%", "none needed", "" where none was tried.
+std::string cheapest_remedy(const Json& one) {
+  const Json& remedies = member(one, "remedies");
+  const Json& trials = member(remedies, "trials");
+  if (!trials.is_array()) return "";
+  const Json& cheapest =
+      member(remedies, member(remedies, "cheapest").is_string() ? "cheapest" : "cheapest_with_inputs");
+  if (!cheapest.is_string()) return "none of those tried";
+  const auto name = cheapest.get<std::string>();
+  if (name == "fa3") return "none needed";
+  const auto trial =
+      std::find_if(trials.begin(), trials.end(), [&](const Json& t) { return t.value("name", "") == name; });
+  if (trial == trials.end()) return "";
+  const Json& measured = member(member(*trial, "cost"), "measured_share");
+  const Json& estimated = member(member(*trial, "cost"), "estimated_share");
+  std::string cost;
+  if (measured.is_object()) {
+    cost = ", up to " + percent(measured.value("high", 0.0));
+  } else if (estimated.is_number()) {
+    cost = ", about " + percent(estimated.get<double>());
+  }
+  const std::string fa3 = "fa3+";
+  std::string text = name.rfind(fa3, 0) == 0 ? name.substr(fa3.size()) : name;
+  constexpr std::size_t kNameColumns = 32;
+  if (text.size() > kNameColumns) text = text.substr(0, kNameColumns - 2) + "..";
+  return text + cost;
+}
+
+void sort_worst_first(std::vector<DiagnosisLine>& lines) {
+  std::stable_sort(lines.begin(), lines.end(), [](const DiagnosisLine& a, const DiagnosisLine& b) {
+    return std::isnan(b.leak) ? !std::isnan(a.leak) : a.leak > b.leak;
+  });
+}
+
+}  // namespace
+
 DiagnosisLine diagnosis_line(const Json& one) {
   const auto number = [&one](const char* pointer) {
     const Json::json_pointer at(pointer);
@@ -368,13 +429,38 @@ DiagnosisLine diagnosis_line(const Json& one) {
   line.leak = number("/leak/p_weighted_key");
   line.condition = number("/condition");
   line.dq_error = number("/errors/dq/before_cast");
+  line.site = largest_site(one);
+  line.remedy = cheapest_remedy(one);
   return line;
 }
 
+std::string causes_overview(std::vector<DiagnosisLine> lines) {
+  const auto any = [&lines](std::string DiagnosisLine::*what) {
+    return std::any_of(lines.begin(), lines.end(),
+                       [what](const DiagnosisLine& l) { return !(l.*what).empty(); });
+  };
+  const bool blame = any(&DiagnosisLine::site);
+  const bool remedies = any(&DiagnosisLine::remedy);
+  if (!blame && !remedies) return "";
+  sort_worst_first(lines);
+  Table table;
+  table.column("capture", true);
+  if (blame) table.column("most of dQ's error", true);
+  if (remedies) table.column("cheapest remedy", true);
+  for (const DiagnosisLine& line : lines) {
+    std::vector<std::string> cells{shortened(line.capture, 26)};
+    if (blame) cells.push_back(line.site.empty() ? "-" : line.site);
+    if (remedies) cells.push_back(line.remedy.empty() ? "-" : line.remedy);
+    table.row(cells);
+  }
+  return fmt::format("\n{}   --html and --json have all of it\n", !remedies ? "BLAME"
+                                                                  : !blame  ? "REMEDIES"
+                                                                            : "BLAME AND REMEDIES") +
+         table.text();
+}
+
 std::string diagnosis_overview(std::vector<DiagnosisLine> lines) {
-  std::stable_sort(lines.begin(), lines.end(), [](const DiagnosisLine& a, const DiagnosisLine& b) {
-    return std::isnan(b.leak) ? !std::isnan(a.leak) : a.leak > b.leak;
-  });
+  sort_worst_first(lines);
   Table table;
   table.column("capture", true)
       .column("rows")

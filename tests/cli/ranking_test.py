@@ -152,6 +152,26 @@ class Ranks(Case):
         # Threads change nothing, nor does the order in which captures are finished.
         self.assertEqual(self.good(self.path("run"), "--threads", "1"), text)
 
+    def test_blame_and_remedies_that_were_asked_for_have_a_line_a_capture(self):
+        self.capture("run/a.h5", SMALL, step=1, layer="a")
+        self.capture("run/b.h5", LATE, step=1, layer="b")
+        code, out, err = run("diagnose", "run", "--blame", "worst", "--remedies", cwd=self.folder)
+        self.assertEqual((code, err), (0, ""))
+        self.assertLessEqual(max(map(len, out.splitlines())), 100, out)
+        lines = out[out.index("\nBLAME AND REMEDIES"):out.index("\nLAYERS")].splitlines()[3:]
+        report = json.loads(run("diagnose", "run", "--blame", "worst", "--remedies", "--json", cwd=self.folder)[1])
+        self.assertEqual([line.split()[0] for line in lines], ["run/b.h5", "run/a.h5"])  # worst leak first
+        for capture, line in zip(report["captures"][::-1], lines):
+            site = max((s for s in capture["blame"]["tensors"]["dq"]["sites"] if s["fair"] is not None), key=lambda s: s["fair"])
+            self.assertEqual(line.split()[1], site["site"])
+            self.assertAlmostEqual(float(line.split()[2].rstrip("%")), 100 * site["fair"], delta=0.6)
+            cheapest = capture["remedies"]["cheapest"]
+            self.assertIn("none needed" if cheapest == "fa3" else cheapest[4:34], line)
+        self.assertNotIn("Not looked at", out)
+        only = self.good(self.path("run"), "--no-reference", "--blame", "worst")
+        self.assertIn("\nBLAME   ", only)
+        self.assertNotIn("cheapest remedy", only)
+
     def test_nothing_to_do(self):
         text = self.good(self.small_run(steps=(1,)), "--no-reference")
         self.assertIn("No layer leaks more into dQ at its last step than the BF16 casts cost anyway", " ".join(text.split()))
