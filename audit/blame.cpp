@@ -119,6 +119,7 @@ class Investigation {
     std::vector<Row> rows;
     double by_reference = 0;
     double by_sites = 0;
+    bool any = false;
     for_each_part([&](const PartRuns& part) {
       part.for_each_row([&](const RowId& row, double sum, double dq_error2) {
         ++b.rows;
@@ -127,12 +128,13 @@ class Investigation {
         if (options_.dq_error_norm == nullptr) return;
         const double reference = options_.dq_error_norm->data[row.index];
         if (!std::isfinite(reference) || !std::isfinite(dq_error2)) return;
+        any = true;
         by_reference += reference * reference;
         by_sites += dq_error2;
       });
     });
     b.whole = b.rows == rows_that_see_keys();
-    if (options_.dq_error_norm != nullptr) {
+    if (any) {
       b.left_over =
           by_reference == 0 ? (by_sites == 0 ? 0.0 : kNan) : std::abs(by_reference - by_sites) / by_reference;
     }
@@ -342,6 +344,7 @@ class Investigation {
 }  // namespace
 
 double ErrorShares::relative() const {
+  if (!any_finite()) return kNan;
   if (error2 == 0) return 0;
   return truth2 > 0 ? std::sqrt(error2 / truth2) : kNan;
 }

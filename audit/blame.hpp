@@ -36,8 +36,10 @@ struct ErrorShares {
       sites;               ///< those split one by one by falling fair share, then the others by falling size
   std::size_t others = 0;  ///< sites of the group, at the end of `sites`
   double others_fair = 0;  ///< the group's share; with the fair shares of all other sites it makes 1
-  /// |x - truth| / |truth|; NaN where the truth is zero.
+  /// |x - truth| / |truth|; NaN where the truth is zero and the error is not, or nothing is finite.
   double relative() const;
+  /// Some element was looked at and is finite.
+  bool any_finite() const { return elements > not_finite; }
 };
 
 struct BlamedHead {

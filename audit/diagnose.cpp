@@ -98,6 +98,8 @@ RowSummary summarize_rows(const Problem& problem, const Diagnosis& d, int head) 
     return squares == 0 ? 0.0 : dq2 == 0 ? kNan : std::sqrt(squares / dq2);
   };
   s.leak = share(leak2);
+  s.leak_norm = s.leak_rows == 0 ? kNan : std::sqrt(leak2);
+  s.dq_norm = s.leak_rows == 0 ? kNan : std::sqrt(dq2);
   s.leak_mean_key = share(mean2);
   s.condition = share(uncancelled2);
   s.dq_error = d.with_truth ? share(error2) : kNan;
@@ -215,6 +217,11 @@ void add_blame(const Capture& capture, const DiagnoseOptions& options, Diagnosis
 
 }  // namespace
 
+std::string nothing_finite_text(const Diagnosis& d) {
+  return d.whole.residue.rows == 0 ? "no row sees a key with finite scores"
+                                   : "no row has finite score gradients";
+}
+
 Diagnosis diagnose(const Capture& capture, const DiagnoseOptions& options) {
   const Problem& problem = capture.problem;
   Diagnosis d;
@@ -281,7 +288,13 @@ Diagnosis diagnose(const Capture& capture, const DiagnoseOptions& options) {
   for (std::size_t h = 0; h < problem.heads_q; ++h) {
     d.by_head.push_back(summarize_rows(problem, d, static_cast<int>(h)));
   }
-  if (options.blame != BlameScope::none) add_blame(capture, options, d);
+  if (options.blame != BlameScope::none) {
+    if (d.anything_finite()) {
+      add_blame(capture, options, d);
+    } else {
+      d.blame_not_run = nothing_finite_text(d);
+    }
+  }
   return d;
 }
 

@@ -47,6 +47,8 @@ struct RowSummary {
   /// Frobenius norms over the rows with a dQ to relate them to, over that dQ's norm; NaN where it is 0.
   double leak = 0, leak_mean_key = 0, condition = 0, dq_error = 0;
   std::size_t leak_rows = 0;
+  double leak_norm = 0,
+         dq_norm = 0;  ///< over the same rows, in units of dQ: `leak` is the one over the other
 };
 
 struct Diagnosis {
@@ -59,7 +61,7 @@ struct Diagnosis {
   bool with_truth = false;
   std::string reference;             ///< its name
   std::vector<TensorErrors> errors;  ///< empty without truth
-  double largest_lse_error = 0;
+  double largest_lse_error = 0;      ///< NaN where no lse is finite
   Fp64Tensor dq_norm;  ///< per row: of the true dQ, without truth of the emulated one before its last cast
   Fp64Tensor dq_error_norm;  ///< per row, with truth
   double leak_dk = 0;  ///< Frobenius norm of what the row sums put into dK over that of the true dK, without
@@ -73,13 +75,22 @@ struct Diagnosis {
   std::vector<std::string> notes;       ///< of the emulation
   Result emulated;
   RemediesFinding remedies;    ///< of find_remedies(), which the caller runs after diagnose()
-  std::optional<Blame> blame;  ///< where asked for and the kernel has rounding sites
+  std::optional<Blame> blame;  ///< where asked for, the kernel has rounding sites and anything_finite()
+  std::string blame_not_run;   ///< why not where it was asked for; "": it was run, or not asked for
+
+  /// Does any row have a finite score, and with a backward a finite score gradient?
+  bool anything_finite() const {
+    return whole.residue.rows > 0 && (!with_backward || whole.before_cast.rows > 0);
+  }
 
   /// The row sums that should be 0: after the cast, with softcap before it.
   const Fp64Tensor& drift(const Problem& problem) const {
     return problem.softcap > 0 ? rows.before_cast : rows.after_cast;
   }
 };
+
+/// Why anything_finite() does not hold.
+std::string nothing_finite_text(const Diagnosis& diagnosis);
 
 /// Throws InputError where the backend cannot run the problem or is none of an emulated kernel.
 Diagnosis diagnose(const Capture& capture, const DiagnoseOptions& options);

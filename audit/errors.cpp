@@ -85,7 +85,7 @@ void ErrorsAgainstTruth::add_row_of_head(const Result& result, const double* tru
   const std::size_t index = problem_.row_index(sequence, head, row);
   if (true_lse != nullptr && !result.lse.empty()) {
     const double error = std::abs(static_cast<double>(result.lse.data[index]) - *true_lse);
-    if (std::isfinite(error)) largest_lse_error_ = std::max(largest_lse_error_, error);
+    if (std::isfinite(error)) largest_lse_error_ = std::fmax(largest_lse_error_, error);
   }
   if (true_dq == nullptr) return;
   const std::size_t token = problem_.sequence(sequence).q_begin + row;

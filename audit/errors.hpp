@@ -3,6 +3,7 @@
 // last cast.
 
 #include <cstddef>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -45,9 +46,8 @@ class ErrorsAgainstTruth {
                std::size_t row);
 
   const std::vector<TensorErrors>& tensors() const { return tensors_; }
-  double largest_lse_error() const {
-    return largest_lse_error_;
-  }  ///< absolute, over rows finite on both sides
+  /// Absolute, over rows finite on both sides; NaN where there are none.
+  double largest_lse_error() const { return largest_lse_error_; }
   /// |dQ| of the truth, per row: tensor of Problem::row_shape(), NaN where no slice covered it.
   const Fp64Tensor& true_dq_norm() const { return true_dq_norm_; }
   /// |dQ - truth| before the last cast, per row.
@@ -59,7 +59,7 @@ class ErrorsAgainstTruth {
 
   const Problem& problem_;
   std::vector<TensorErrors> tensors_;
-  double largest_lse_error_ = 0;
+  double largest_lse_error_ = std::numeric_limits<double>::quiet_NaN();
   Fp64Tensor true_dq_norm_, dq_error_norm_;
 };
 

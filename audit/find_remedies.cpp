@@ -39,7 +39,7 @@ std::string obstacle(const Diagnosis& diagnosis) {
   if (!diagnosis.with_backward) return "the capture has no dout, so there are no gradients to judge";
   if (diagnosis.backend != "fa3")
     return "remedies change fa3, and this is a diagnosis of " + diagnosis.backend;
-  if (diagnosis.whole.residue.rows == 0) return "no row sees a key with finite scores";
+  if (!diagnosis.anything_finite()) return nothing_finite_text(diagnosis);
   return "";
 }
 

@@ -83,6 +83,10 @@ PairedRuns pair_runs(const std::string& a_name, const std::vector<RunCapture>& a
   return runs;
 }
 
+std::size_t place_in_step(std::string_view tensor) {
+  return static_cast<std::size_t>(std::find(kOrder.begin(), kOrder.end(), tensor) - kOrder.begin());
+}
+
 ComparedPair compare_pair(const CapturePair& captures, const Capture& a, const Capture& b) {
   const std::string difference = problem_difference(a.problem, b.problem);
   if (!difference.empty()) {
@@ -129,6 +133,10 @@ bool ComparedRuns::equal() const {
   const bool any = std::any_of(pairs.begin(), pairs.end(),
                                [](const ComparedPair& p) { return p.results.compared_tensors() > 0; });
   return any && !first && only_in_a.empty() && only_in_b.empty();
+}
+
+bool ComparedRuns::given_other_inputs() const {
+  return first && pairs[*first].partings.front().input;
 }
 
 ComparedRuns compare_runs(const PairedRuns& runs, bool keep_first,

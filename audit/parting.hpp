@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "audit/compare.hpp"
@@ -48,6 +49,10 @@ struct Parting {
   bool unseen_before = false;
 };
 
+/// A tensor's place in the order in which a step makes them (ComparedPair::partings); one that is not known
+/// comes last.
+std::size_t place_in_step(std::string_view tensor);
+
 struct ComparedPair {
   CapturePair captures;
   Layout layout = Layout::bshd;
@@ -70,6 +75,8 @@ struct ComparedRuns {
   std::size_t differing_pairs() const;
   /// No bit of any pair differs, and every capture is one of a pair.
   bool equal() const;
+  /// Where they part, attention was given other inputs: which kernels they follow explains nothing there.
+  bool given_other_inputs() const;
 };
 
 /// Reads the pairs with `read`, each capture once and a pair at a time. Throws InputError as compare_pair

@@ -1,6 +1,7 @@
 #include "audit/ranking.hpp"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -80,9 +81,59 @@ void merge_heads(RankedStep& step, const RankedCapture& capture) {
   }
 }
 
-double growth(const std::vector<RankedStep>& steps) {
-  const double first = steps.front().figures.leak;
-  return steps.size() > 1 && first > 0 ? steps.back().figures.leak / first : kNan;
+double growth(const RankedLayer& layer) {
+  const double first = layer.steps.front().figures.leak;
+  return layer.ranked > 0 && first > 0 ? layer.ranked_step().figures.leak / first : kNan;
+}
+
+/// In the order in which attention and its gradient have them.
+constexpr std::array<const char*, 8> kPasses{"q", "k", "v", "out", "dout", "dq", "dk", "dv"};
+
+std::size_t pass_of(const std::string& tensor) {
+  const auto* found = std::find(kPasses.begin(), kPasses.end(), tensor);
+  return static_cast<std::size_t>(found - kPasses.begin());
+}
+
+void merge_not_finite(RankedStep& step, const RankedCapture& capture) {
+  for (const std::string& tensor : capture.not_finite) {
+    auto& known = step.not_finite;
+    if (std::find(known.begin(), known.end(), tensor) == known.end()) known.push_back(tensor);
+  }
+  std::stable_sort(step.not_finite.begin(), step.not_finite.end(),
+                   [](const std::string& a, const std::string& b) { return pass_of(a) < pass_of(b); });
+}
+
+/// Which step a layer is ranked by, and from which on it is not finite.
+void look_over_steps(RankedLayer& layer) {
+  layer.ranked = layer.steps.size() - 1;
+  for (std::size_t s = 0; s < layer.steps.size(); ++s) {
+    if (!std::isnan(layer.steps[s].figures.leak)) layer.ranked = s;
+    const bool finite = layer.steps[s].not_finite.empty();
+    if (!finite && !layer.not_finite) {
+      layer.not_finite = s;
+      layer.stays_not_finite = true;
+    }
+    if (finite) layer.stays_not_finite = false;
+  }
+  layer.leak_growth = growth(layer);
+}
+
+std::optional<FirstNotFinite> first_not_finite(const std::vector<RankedLayer>& layers) {
+  std::optional<FirstNotFinite> first;
+  for (const RankedLayer& layer : layers) {
+    if (!layer.not_finite) continue;
+    const RankedStep& step = layer.steps[*layer.not_finite];
+    const std::string& tensor = step.not_finite.front();
+    const auto key = std::pair(step.step, pass_of(tensor));
+    if (!first || key < std::pair(first->step, pass_of(first->tensor))) {
+      first = FirstNotFinite{step.step, tensor, {}, true};
+    }
+    if (key != std::pair(first->step, pass_of(first->tensor))) continue;
+    first->layers.push_back(layer.layer);
+    first->stays = first->stays && layer.stays_not_finite;
+  }
+  if (first) std::stable_sort(first->layers.begin(), first->layers.end(), natural_less);
+  return first;
 }
 
 }  // namespace
@@ -109,26 +160,28 @@ Ranking rank(const std::vector<RankedCapture>& captures) {
       merge(step, capture);
     }
     merge_heads(step, capture);
+    merge_not_finite(step, capture);
   }
   for (auto& [name, steps] : by_layer) {
     RankedLayer layer;
     layer.layer = name;
     for (auto& [number, step] : steps) layer.steps.push_back(std::move(step));
-    layer.leak_growth = growth(layer.steps);
+    look_over_steps(layer);
     ranking.layers.push_back(std::move(layer));
   }
-  const auto last_leak = [](const RankedLayer& layer) { return layer.steps.back().figures.leak; };
+  ranking.not_finite = first_not_finite(ranking.layers);
+  const auto leak_of = [](const RankedLayer& layer) { return layer.ranked_step().figures.leak; };
   std::stable_sort(ranking.layers.begin(), ranking.layers.end(),
                    [&](const RankedLayer& a, const RankedLayer& b) {
-                     if (worse(last_leak(a), last_leak(b)) || worse(last_leak(b), last_leak(a))) {
-                       return worse(last_leak(a), last_leak(b));
+                     if (worse(leak_of(a), leak_of(b)) || worse(leak_of(b), leak_of(a))) {
+                       return worse(leak_of(a), leak_of(b));
                      }
                      return natural_less(a.layer, b.layer);
                    });
   for (const RankedLayer& layer : ranking.layers) {
-    for (const auto& [head, leak] : layer.steps.back().leak_by_head)
+    for (const auto& [head, leak] : layer.ranked_step().leak_by_head)
       ranking.heads.push_back({layer.layer, head, leak});
-    if (last_leak(layer) > kLeakOfCasts) ranking.fp32_first.push_back(layer.layer);
+    if (leak_of(layer) > kLeakOfCasts) ranking.fp32_first.push_back(layer.layer);
   }
   std::stable_sort(ranking.heads.begin(), ranking.heads.end(), [](const RankedHead& a, const RankedHead& b) {
     if (worse(a.leak, b.leak) || worse(b.leak, a.leak)) return worse(a.leak, b.leak);

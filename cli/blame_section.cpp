@@ -113,7 +113,7 @@ std::string tensors_text(const Blame& blame) {
     for (const ErrorShares& s : blame.tensors) {
       std::string cell;
       for (const SiteShare& share : s.sites) {
-        if (share.site == site) cell = share.grouped() ? "" : share_text(share.fair);
+        if (share.site == site) cell = share.grouped() ? "" : s.any_finite() ? share_text(share.fair) : "-";
       }
       cells.push_back(cell);
     }

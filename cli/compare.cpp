@@ -131,8 +131,16 @@ int compare_two_runs(const Options& options, const CommonOptions& common) {
                         static_cast<double>(read++) / static_cast<double>(2 * paired.pairs.size()));
         return read_capture(name);
       });
-  std::optional<FollowedKernels> followed;
-  if (runs.first_a) followed = {identified(*runs.first_a, progress), identified(*runs.first_b, progress)};
+  Followed followed;
+  if (runs.given_other_inputs()) {
+    followed.not_looked_for =
+        "what attention was given differs already, so no kernel explains it; bitattn identify says which "
+        "kernel made a capture";
+  } else if (runs.first && options.no_identify) {
+    followed.not_looked_for = "--no-identify";
+  } else if (runs.first) {
+    followed.kernels = {identified(*runs.first_a, progress), identified(*runs.first_b, progress)};
+  }
   progress.clear();
   if (common.json) {
     print_json(parting_json(runs, followed));

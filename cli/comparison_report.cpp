@@ -159,6 +159,11 @@ Json comparison_json(const audit::Comparison& comparison) {
           {"tensors", tensors}};
 }
 
+bool recorded_by_another(const Problem& problem) {
+  const std::string kernel = problem.text("kernel");
+  return !kernel.empty() && kernel.rfind("flash-attention-3", 0) != 0;
+}
+
 bool verified(const audit::Comparison& comparison) {
   return comparison.equal() &&
          std::none_of(comparison.tensors.begin(), comparison.tensors.end(),

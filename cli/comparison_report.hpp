@@ -16,6 +16,8 @@ std::string comparison_verdict(const audit::Comparison& comparison);
 std::string element_values(const audit::ElementPair& pair, bool bf16, const audit::Comparison& comparison);
 Json tensor_json(const audit::TensorComparison& tensor);
 Json comparison_json(const audit::Comparison& comparison);
+/// The capture names a kernel, and it is none of those that are emulated: its bits need not be fa3's.
+bool recorded_by_another(const Problem& problem);
 /// With what was recorded as a: every recorded tensor was compared, and every bit compared is equal.
 bool verified(const audit::Comparison& comparison);
 

@@ -279,6 +279,7 @@ class Diagnosing {
       return;
     }
     if (!one_ && !lines_.empty()) print(diagnosis_overview(lines_));
+    if (!one_) print(causes_overview(lines_));
     if (run) print("\n" + ranking_text(ranking, terms));
     if (writer_ && !common_.quiet)
       print(fmt::format("\nFindings of every row: {} (docs/diagnose.md)\n", options_.output));

@@ -145,6 +145,10 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
   for (std::size_t h = 0; h < d.by_head.size(); ++h) {
     Json head{{"h", h}};
     head.update(summary_json(problem, d, d.by_head[h]));
+    if (d.with_backward) {
+      head["leak"]["of_all_heads"] =
+          d.whole.dq_norm > 0 ? json_number(d.by_head[h].leak_norm / d.whole.dq_norm) : Json(nullptr);
+    }
     json["heads"].push_back(head);
   }
   json["rows"] = Json::array();

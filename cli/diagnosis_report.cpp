@@ -61,13 +61,12 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
   std::string text = "VERDICT\n";
   if (d.against_recorded) {
     const audit::Comparison& c = *d.against_recorded;
-    const std::string kernel = capture.problem.text("kernel");
     text += wrapped(fmt::format("{} emulated against recorded: {}.", d.backend, comparison_verdict(c)));
     if (!c.equal()) {
       text += comparison_table(c, capture.problem.layout);
-      if (kernel.rfind("flash-attention-3", 0) != 0) {
-        text += wrapped("The capture's kernel is '" + one_line(kernel) + "', which " + d.backend +
-                        " does not emulate: the figures below are those of " + d.backend +
+      if (recorded_by_another(capture.problem)) {
+        text += wrapped("The capture's kernel is '" + one_line(capture.problem.text("kernel")) + "', which " +
+                        d.backend + " does not emulate: the figures below are those of " + d.backend +
                         " on the same inputs.");
       } else {
         text += wrapped(
@@ -104,15 +103,18 @@ std::string row_max_text(const Capture& capture, const Diagnosis& d) {
       "\nROW MAX   softmax exponent of a row's largest score, fma(m, c, -rn(m*c)); 0 in exact arithmetic\n";
   Table table;
   table.column("", true).column("", true);
-  table.row(
-      {"rows with a residue", fmt::format("{} of {}", grouped(s.residue.nonzero), grouped(s.residue.rows))});
+  const bool any = s.residue.rows > 0;
+  table.row({"rows with a residue",
+             any ? fmt::format("{} of {}", grouped(s.residue.nonzero), grouped(s.residue.rows))
+                 : std::string("-")});
   if (s.residue.rows > 0) {
     table.row({"largest residue", fmt::format("{} at {}", figure(s.residue.largest),
                                               place_text(capture.problem, s.residue.largest_at))});
     table.row({"over all key blocks", figure(s.largest_block_residue)});
     table.row({"largest |m*c|", fmt::format("{:.3g}", s.largest_scaled_max)});
   }
-  table.row({"rows with tied maxima", fmt::format("{} (up to {} equal)", grouped(s.tied_rows), s.most_ties)});
+  table.row({"rows with tied maxima",
+             any ? fmt::format("{} (up to {} equal)", grouped(s.tied_rows), s.most_ties) : std::string("-")});
   if (d.with_backward) table.row({"sum_j P' - 1, RMS", figure(s.p_sum_excess.rms)});
   return text + table.text();
 }
@@ -121,8 +123,8 @@ std::string drift_text(const Capture& capture, const Diagnosis& d) {
   const RowSummary& s = d.whole;
   const bool softcap = capture.problem.softcap > 0;
   std::string text = fmt::format(
-      "\nSCORE-GRADIENT SUM   sum_j dS over a row's visible keys; 0 in exact arithmetic; RMS over {}\n",
-      counted(s.before_cast.rows, "row"));
+      "\nSCORE-GRADIENT SUM   sum_j dS over a row's visible keys; 0 in exact arithmetic; {}\n",
+      s.before_cast.rows > 0 ? "RMS over " + counted(s.before_cast.rows, "row") : "no row is finite");
   if (softcap) {
     text += wrapped(
         "With a softcap the law holds before the multiply by 1 - tanh^2 only: the sum is taken there, and "
@@ -206,7 +208,7 @@ std::string heads_text(const Diagnosis& d) {
     std::vector<std::string> cells{std::to_string(order[n]),
                                    grouped(s.residue.rows),
                                    figure(s.residue.largest),
-                                   grouped(s.tied_rows),
+                                   s.residue.rows > 0 ? grouped(s.tied_rows) : "-",
                                    figure(s.p_sum_excess.rms),
                                    figure(s.before_cast.rms),
                                    figure(s.after_cast.rows > 0 ? s.after_cast.rms : std::nan("")),
@@ -219,6 +221,14 @@ std::string heads_text(const Diagnosis& d) {
   }
   text += table.text();
   if (order.size() > kMost) text += fmt::format("  and {} more\n", order.size() - kMost);
+  const bool outweighed =
+      std::any_of(d.by_head.begin(), d.by_head.end(), [](const RowSummary& s) { return s.leak > 1; });
+  if (outweighed) {
+    text += wrapped(
+        "A leak above 1 outweighs its head's own dQ. With a cond far above 1 that dQ is a small rest of "
+        "terms "
+        "that cancel, and may weigh next to nothing beside the other heads'.");
+  }
   return text;
 }
 
@@ -333,10 +343,72 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
   text += heads_text(d);
   text += rows_text(capture, d, worst);
   if (d.blame) text += blame_text(capture.problem, *d.blame);
+  if (!d.blame_not_run.empty()) text += "\nBLAME\n" + wrapped("Not run: " + d.blame_not_run + ".");
   text += remedies_section(d.remedies);
   text += meaning_text(capture, d);
   return text;
 }
+
+namespace {
+
+const Json& member(const Json& json, const char* name) {
+  static const Json kNothing;
+  const auto found = json.find(name);
+  return found == json.end() ? kNothing : *found;
+}
+
+/// "dpsum_o_cast 70%", "many small ones", "" where blame was not run.
+std::string largest_site(const Json& one) {
+  const Json& tensors = member(member(one, "blame"), "tensors");
+  const Json& shares = tensors.contains("dq") ? member(tensors, "dq") : member(tensors, "out");
+  if (!shares.is_object()) return "";
+  const Json& others = member(member(shares, "others"), "fair");
+  double largest = others.is_number() ? others.get<double>() : 0;
+  std::string text = largest > 0 ? "many small ones" : "none";
+  for (const Json& site : member(shares, "sites")) {
+    const Json& fair = member(site, "fair");
+    if (!fair.is_number() || fair.get<double>() <= largest) continue;
+    largest = fair.get<double>();
+    text = fmt::format("{} {}", site.value("site", ""), percent(largest));
+  }
+  return text;
+}
+
+/// "o-residual+rounded-sum+ds-split, about 20%", "none needed", "" where none was tried.
+std::string cheapest_remedy(const Json& one) {
+  const Json& remedies = member(one, "remedies");
+  const Json& trials = member(remedies, "trials");
+  if (!trials.is_array()) return "";
+  const Json& cheapest =
+      member(remedies, member(remedies, "cheapest").is_string() ? "cheapest" : "cheapest_with_inputs");
+  if (!cheapest.is_string()) return "none of those tried";
+  const auto name = cheapest.get<std::string>();
+  if (name == "fa3") return "none needed";
+  const auto trial =
+      std::find_if(trials.begin(), trials.end(), [&](const Json& t) { return t.value("name", "") == name; });
+  if (trial == trials.end()) return "";
+  const Json& measured = member(member(*trial, "cost"), "measured_share");
+  const Json& estimated = member(member(*trial, "cost"), "estimated_share");
+  std::string cost;
+  if (measured.is_object()) {
+    cost = ", up to " + percent(measured.value("high", 0.0));
+  } else if (estimated.is_number()) {
+    cost = ", about " + percent(estimated.get<double>());
+  }
+  const std::string fa3 = "fa3+";
+  std::string text = name.rfind(fa3, 0) == 0 ? name.substr(fa3.size()) : name;
+  constexpr std::size_t kNameColumns = 32;
+  if (text.size() > kNameColumns) text = text.substr(0, kNameColumns - 2) + "..";
+  return text + cost;
+}
+
+void sort_worst_first(std::vector<DiagnosisLine>& lines) {
+  std::stable_sort(lines.begin(), lines.end(), [](const DiagnosisLine& a, const DiagnosisLine& b) {
+    return std::isnan(b.leak) ? !std::isnan(a.leak) : a.leak > b.leak;
+  });
+}
+
+}  // namespace
 
 DiagnosisLine diagnosis_line(const Json& one) {
   const auto number = [&one](const char* pointer) {
@@ -357,13 +429,38 @@ DiagnosisLine diagnosis_line(const Json& one) {
   line.leak = number("/leak/p_weighted_key");
   line.condition = number("/condition");
   line.dq_error = number("/errors/dq/before_cast");
+  line.site = largest_site(one);
+  line.remedy = cheapest_remedy(one);
   return line;
 }
 
+std::string causes_overview(std::vector<DiagnosisLine> lines) {
+  const auto any = [&lines](std::string DiagnosisLine::*what) {
+    return std::any_of(lines.begin(), lines.end(),
+                       [what](const DiagnosisLine& l) { return !(l.*what).empty(); });
+  };
+  const bool blame = any(&DiagnosisLine::site);
+  const bool remedies = any(&DiagnosisLine::remedy);
+  if (!blame && !remedies) return "";
+  sort_worst_first(lines);
+  Table table;
+  table.column("capture", true);
+  if (blame) table.column("most of dQ's error", true);
+  if (remedies) table.column("cheapest remedy", true);
+  for (const DiagnosisLine& line : lines) {
+    std::vector<std::string> cells{shortened(line.capture, 26)};
+    if (blame) cells.push_back(line.site.empty() ? "-" : line.site);
+    if (remedies) cells.push_back(line.remedy.empty() ? "-" : line.remedy);
+    table.row(cells);
+  }
+  return fmt::format("\n{}   --html and --json have all of it\n", !remedies ? "BLAME"
+                                                                  : !blame  ? "REMEDIES"
+                                                                            : "BLAME AND REMEDIES") +
+         table.text();
+}
+
 std::string diagnosis_overview(std::vector<DiagnosisLine> lines) {
-  std::stable_sort(lines.begin(), lines.end(), [](const DiagnosisLine& a, const DiagnosisLine& b) {
-    return std::isnan(b.leak) ? !std::isnan(a.leak) : a.leak > b.leak;
-  });
+  sort_worst_first(lines);
   Table table;
   table.column("capture", true)
       .column("rows")

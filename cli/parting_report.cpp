@@ -46,13 +46,16 @@ std::string meaning(const Parting& parting) {
   return text;
 }
 
-/// The outputs, and of the inputs those that differ.
+/// The outputs, and of the inputs those that differ, in the order in which a step makes them.
 audit::Comparison shown_comparison(const ComparedPair& pair) {
   audit::Comparison shown = pair.results;
   std::vector<audit::TensorComparison> tensors;
   std::copy_if(pair.inputs.begin(), pair.inputs.end(), std::back_inserter(tensors),
                [](const auto& t) { return t.verdict == audit::TensorVerdict::differs; });
   tensors.insert(tensors.end(), shown.tensors.begin(), shown.tensors.end());
+  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& x, const auto& y) {
+    return audit::place_in_step(x.tensor) < audit::place_in_step(y.tensor);
+  });
   shown.tensors = std::move(tensors);
   return shown;
 }
@@ -108,26 +111,12 @@ std::string followed_text(const char* side, const FollowedKernel& kernel) {
   return text;
 }
 
-bool given_other_inputs(const ComparedPair& pair) {
-  return std::any_of(pair.partings.begin(), pair.partings.end(), [](const Parting& p) { return p.input; });
-}
-
-/// Do both give every bit with the same profile and deviations?
-bool follow_the_same(const FollowedKernels& followed) {
-  const auto& a = followed.a.found;
-  const auto& b = followed.b.found;
-  if (!a || !b || !identified_exactly(*a) || !identified_exactly(*b)) return false;
-  return a->best->profile == b->best->profile && a->best->deviations == b->best->deviations;
-}
-
-std::string kernels_text(const ComparedPair& pair, const FollowedKernels& followed) {
-  std::string text =
-      "\nWHICH KERNEL   made the bits there, each side by itself; bitattn identify says more\n";
-  text += followed_text("a", followed.a) + followed_text("b", followed.b);
-  if (follow_the_same(followed) && given_other_inputs(pair)) {
-    text += wrapped("Both follow the same kernel: what differs is what it was given.");
+std::string kernels_text(const Followed& followed) {
+  if (followed.kernels) {
+    return "\nWHICH KERNEL   made the bits there, each side by itself; bitattn identify says more\n" +
+           followed_text("a", followed.kernels->a) + followed_text("b", followed.kernels->b);
   }
-  return text;
+  return "\nWHICH KERNEL\n" + wrapped("Not looked for: " + followed.not_looked_for + ".");
 }
 
 std::string differences_text(const ComparedRuns& runs) {
@@ -188,7 +177,7 @@ Json followed_json(const FollowedKernel& kernel) {
 
 }  // namespace
 
-std::string parting_report(const ComparedRuns& runs, const std::optional<FollowedKernels>& followed) {
+std::string parting_report(const ComparedRuns& runs, const Followed& followed) {
   const bool one = runs.pairs.size() == 1 && runs.only_in_a.empty() && runs.only_in_b.empty();
   std::string text = unpaired_text("a", runs.only_in_a) + unpaired_text("b", runs.only_in_b);
   if (!runs.first) {
@@ -198,12 +187,12 @@ std::string parting_report(const ComparedRuns& runs, const std::optional<Followe
   }
   const ComparedPair& pair = runs.pairs[*runs.first];
   text += (text.empty() ? "" : "\n") + first_text(pair, one);
-  if (followed) text += kernels_text(pair, *followed);
+  text += kernels_text(followed);
   if (!one) text += differences_text(runs);
   return text + "\n" + tensors_text(pair);
 }
 
-Json parting_json(const ComparedRuns& runs, const std::optional<FollowedKernels>& followed) {
+Json parting_json(const ComparedRuns& runs, const Followed& followed) {
   Json comparisons = Json::array();
   for (const ComparedPair& pair : runs.pairs) {
     Json json = pair_json(pair);
@@ -221,7 +210,11 @@ Json parting_json(const ComparedRuns& runs, const std::optional<FollowedKernels>
   json["only_in_b"] = runs.only_in_b;
   json["first"] = runs.first ? first_json(runs.pairs[*runs.first]) : Json(nullptr);
   json["identified"] = Json(nullptr);
-  if (followed) json["identified"] = {{"a", followed_json(followed->a)}, {"b", followed_json(followed->b)}};
+  if (followed.kernels) {
+    json["identified"] = {{"a", followed_json(followed.kernels->a)},
+                          {"b", followed_json(followed.kernels->b)}};
+  }
+  json["not_identified"] = followed.not_looked_for.empty() ? Json(nullptr) : Json(followed.not_looked_for);
   json["comparisons"] = std::move(comparisons);
   return json;
 }

@@ -20,8 +20,14 @@ struct FollowedKernels {
   FollowedKernel a, b;
 };
 
+/// What the search for both sides' kernels found, or why there was none ("": nothing differs).
+struct Followed {
+  std::optional<FollowedKernels> kernels;
+  std::string not_looked_for;
+};
+
 /// All of it as sections; of the tensors, those of the pair where the runs part, or of the only one.
-std::string parting_report(const audit::ComparedRuns& runs, const std::optional<FollowedKernels>& followed);
-Json parting_json(const audit::ComparedRuns& runs, const std::optional<FollowedKernels>& followed);
+std::string parting_report(const audit::ComparedRuns& runs, const Followed& followed);
+Json parting_json(const audit::ComparedRuns& runs, const Followed& followed);
 
 }  // namespace bitattn::cli

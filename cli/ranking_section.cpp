@@ -73,13 +73,56 @@ void add_row(Table& table, const std::string& layer, const RankedStep& step, dou
              short_number(f.largest_logit)});
 }
 
+bool falls_back(const RankedLayer& layer) {
+  return layer.falls_back();
+}
+
+/// "from step 2 on", "at step 2"; "" where steps have no number.
+std::string from_step(const std::optional<std::int64_t>& step, bool stays) {
+  if (!step) return "";
+  return fmt::format("{} step {}{}", stays ? "from" : "at", *step, stays ? " on" : "");
+}
+
+/// "a, b and c", or "a, b and 5 more".
+std::string listed(const std::vector<std::string>& names, std::size_t most) {
+  std::string text;
+  const std::size_t shown = names.size() <= most ? names.size() : most - 1;
+  for (std::size_t n = 0; n < shown; ++n) {
+    const char* const before = n == 0 ? "" : n + 1 == names.size() ? " and " : ", ";
+    text += before + name_text(names[n], 40);
+  }
+  return shown == names.size() ? text : text + fmt::format(" and {} more", names.size() - shown);
+}
+
+std::string not_finite_section(const Ranking& ranking) {
+  if (!ranking.not_finite) return "";
+  std::string text = "NaN AND INFINITIES\n" + wrapped(not_finite_text(ranking));
+  Table table;
+  table.column("layer", true).column("first at step").column("first in", true);
+  table.column("last step with a known leak").column("", true);
+  std::size_t affected = 0;
+  for (const RankedLayer& layer : ranking.layers) {
+    if (!layer.not_finite || ++affected > kLayers) continue;
+    const RankedStep& first = layer.steps[*layer.not_finite];
+    const bool known = !std::isnan(layer.ranked_step().figures.leak);
+    table.row({name_text(layer.layer, kNameColumns), step_text(first.step), first.not_finite.front(),
+               known ? step_text(layer.ranked_step().step) : "none",
+               layer.stays_not_finite ? "" : "finite again later"});
+  }
+  text += table.text();
+  if (affected > kLayers) text += fmt::format("  and {} more\n", affected - kLayers);
+  return text + "\n";
+}
+
 std::string layers_text(const Ranking& ranking, const RankingTerms& terms) {
-  std::string text = fmt::format("LAYERS   by leak at their last step, share of the {} |dQ|; worst first\n",
-                                 terms.with_reference ? "true" : "emulated");
+  const bool back = std::any_of(ranking.layers.begin(), ranking.layers.end(), falls_back);
+  std::string text =
+      fmt::format("LAYERS   by leak at their last step{}, share of the {} |dQ|; worst first\n",
+                  back ? " where it is known" : "", terms.with_reference ? "true" : "emulated");
   Table table = table_of_figures();
   for (std::size_t n = 0; n < std::min(kLayers, ranking.layers.size()); ++n) {
     const RankedLayer& layer = ranking.layers[n];
-    add_row(table, name_text(layer.layer, kNameColumns), layer.steps.back(), layer.leak_growth);
+    add_row(table, name_text(layer.layer, kNameColumns), layer.ranked_step(), layer.leak_growth);
   }
   text += table.text();
   if (ranking.layers.size() > kLayers)
@@ -114,27 +157,23 @@ std::string heads_text(const Ranking& ranking) {
     const RankedHead& head = ranking.heads[n];
     table.row({name_text(head.layer, kNameColumns), name_text(head.head, kNameColumns), figure(head.leak)});
   }
-  std::string text = "\nHEADS   by leak at the last step; worst first\n" + table.text();
+  std::string text =
+      "\nHEADS   by leak at the same steps, share of the layer's |dQ|; worst first\n" + table.text();
   if (ranking.heads.size() > kHeads) text += fmt::format("  and {} more\n", ranking.heads.size() - kHeads);
   return text;
 }
 
 std::string first_text(const Ranking& ranking) {
   std::string text = "\nBACKWARD IN FP32 FIRST\n";
-  const bool any_leak = std::any_of(ranking.layers.begin(), ranking.layers.end(), [](const RankedLayer& l) {
-    return !std::isnan(l.steps.back().figures.leak);
-  });
-  if (!any_leak) return text + "  No layer has a leak that is known at its last step.\n";
-  if (ranking.fp32_first.empty()) {
-    return text + "  No layer: every leak is within what the casts to BF16 cost anyway (2e-3 of dQ).\n";
-  }
-  text += "  More leaks there than the casts to BF16 cost anyway (2e-3 of dQ); in this order:\n";
+  text += wrapped(verdict_text(ranking));
+  if (ranking.fp32_first.empty()) return text;
+  text += "  In this order:\n";
   Table table;
   table.column("layer", true).column("leak");
   for (std::size_t n = 0; n < ranking.fp32_first.size(); ++n) {
     // The layers are ordered by leak, so these are the first.
     table.row({name_text(ranking.fp32_first[n], kFirstColumns),
-               figure(ranking.layers[n].steps.back().figures.leak)});
+               figure(ranking.layers[n].ranked_step().figures.leak)});
   }
   return text + table.text();
 }
@@ -159,9 +198,13 @@ std::string whose_text(const Ranking& ranking, const RankingTerms& terms) {
   return text;
 }
 
+Json step_json(const std::optional<std::int64_t>& step) {
+  return step ? Json(*step) : Json(nullptr);
+}
+
 Json figures_json(const RankedStep& step) {
   const RankedFigures& f = step.figures;
-  Json json{{"step", step.step ? Json(*step.step) : Json(nullptr)},
+  Json json{{"step", step_json(step.step)},
             {"leak", json_number(f.leak)},
             {"dq_error", json_number(f.dq_error)},
             {"condition", json_number(f.condition)},
@@ -172,7 +215,16 @@ Json figures_json(const RankedStep& step) {
             {"largest_logit", json_number(f.largest_logit)}};
   json["leak_by_head"] = Json::object();
   for (const auto& [head, leak] : step.leak_by_head) json["leak_by_head"][head] = json_number(leak);
+  json["not_finite"] = step.not_finite;
   return json;
+}
+
+Json not_finite_json(const RankedLayer& layer) {
+  if (!layer.not_finite) return nullptr;
+  const RankedStep& first = layer.steps[*layer.not_finite];
+  return {{"first_step", step_json(first.step)},
+          {"first_in", first.not_finite.front()},
+          {"to_the_end", layer.stays_not_finite}};
 }
 
 }  // namespace
@@ -204,7 +256,12 @@ audit::RankedCapture ranked_capture(const Json& one) {
   f.largest_logit = number_at(one, "/largest_logit/value");
   const auto heads = one.find("heads");
   if (heads != one.end() && heads->is_array()) {
-    for (const Json& head : *heads) capture.leak_by_head.push_back(number_at(head, "/leak/p_weighted_key"));
+    for (const Json& head : *heads) capture.leak_by_head.push_back(number_at(head, "/leak/of_all_heads"));
+  }
+  for (const char* list : {"not_finite_inputs", "not_finite_outputs"}) {
+    const auto tensors = one.find(list);
+    if (tensors == one.end() || !tensors->is_array()) continue;
+    for (const Json& tensor : *tensors) capture.not_finite.push_back(text_at(tensor, "tensor"));
   }
   return capture;
 }
@@ -223,6 +280,39 @@ std::vector<std::size_t> some_steps(std::size_t count, std::size_t most) {
   }
   for (std::size_t n = 0; n < most; ++n) places.push_back(n * (count - 1) / (most - 1));
   return places;
+}
+
+std::string not_finite_text(const Ranking& ranking) {
+  if (!ranking.not_finite) return "";
+  const audit::FirstNotFinite& first = *ranking.not_finite;
+  const std::string from = from_step(first.step, first.stays);
+  return fmt::format("NaN or infinities{}{}, first in {} of {} ({} of {}).", from.empty() ? "" : " ", from,
+                     first.tensor, listed(first.layers, 4), grouped(first.layers.size()),
+                     counted(ranking.layers.size(), "layer"));
+}
+
+std::string not_finite_text(const RankedLayer& layer) {
+  if (!layer.not_finite) return "";
+  const RankedStep& first = layer.steps[*layer.not_finite];
+  const std::string from = from_step(first.step, layer.stays_not_finite);
+  return fmt::format("not finite{}{}, first in {}", from.empty() ? "" : " ", from, first.not_finite.front());
+}
+
+std::string verdict_text(const Ranking& ranking) {
+  const auto unknown = static_cast<std::size_t>(
+      std::count_if(ranking.layers.begin(), ranking.layers.end(),
+                    [](const RankedLayer& l) { return std::isnan(l.ranked_step().figures.leak); }));
+  if (unknown == ranking.layers.size()) return "No layer has a leak that is known.";
+  const bool back = std::any_of(ranking.layers.begin(), ranking.layers.end(), falls_back);
+  const std::size_t n = ranking.fp32_first.size();
+  std::string text = n == 0 ? "No layer leaks"
+                            : fmt::format("{} of {} {}", grouped(n), counted(ranking.layers.size(), "layer"),
+                                          n == 1 ? "leaks" : "leak");
+  text += fmt::format(" more into dQ at {} last step {}than the BF16 casts cost anyway (2e-3 of |dQ|)",
+                      n <= 1 ? "its" : "their", back ? "with a known leak " : "");
+  if (back) text += "; of the steps after it nothing is known";
+  if (unknown > 0) text += fmt::format("; of {} no leak is known", counted(unknown, "layer"));
+  return text + ".";
 }
 
 std::string emulated_only_text(const Ranking& ranking) {
@@ -248,8 +338,8 @@ std::string left_out_text(const RankingTerms& terms) {
 }
 
 std::string ranking_text(const Ranking& ranking, const RankingTerms& terms) {
-  return layers_text(ranking, terms) + steps_text(ranking) + heads_text(ranking) + first_text(ranking) +
-         whose_text(ranking, terms);
+  return not_finite_section(ranking) + layers_text(ranking, terms) + steps_text(ranking) +
+         heads_text(ranking) + first_text(ranking) + whose_text(ranking, terms);
 }
 
 Json ranking_json(const Ranking& ranking) {
@@ -258,14 +348,24 @@ Json ranking_json(const Ranking& ranking) {
   for (const RankedLayer& layer : ranking.layers) {
     Json steps = Json::array();
     for (const RankedStep& step : layer.steps) steps.push_back(figures_json(step));
-    json["layers"].push_back(
-        {{"layer", layer.layer}, {"leak_growth", json_number(layer.leak_growth)}, {"steps", steps}});
+    json["layers"].push_back({{"layer", layer.layer},
+                              {"ranked_step", step_json(layer.ranked_step().step)},
+                              {"leak_growth", json_number(layer.leak_growth)},
+                              {"not_finite", not_finite_json(layer)},
+                              {"steps", steps}});
   }
   json["heads"] = Json::array();
   for (const RankedHead& head : ranking.heads) {
     json["heads"].push_back({{"layer", head.layer}, {"head", head.head}, {"leak", json_number(head.leak)}});
   }
   json["fp32_first"] = ranking.fp32_first;
+  json["not_finite"] = nullptr;
+  if (ranking.not_finite) {
+    json["not_finite"] = {{"first_step", step_json(ranking.not_finite->step)},
+                          {"first_in", ranking.not_finite->tensor},
+                          {"to_the_end", ranking.not_finite->stays},
+                          {"layers", ranking.not_finite->layers}};
+  }
   Json others = Json::object();
   for (const auto& [kernel, count] : ranking.not_reproduced) others[kernel] = count;
   json["figures_of"] = {{"recorded_kernel", ranking.reproduced},

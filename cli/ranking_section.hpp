@@ -23,10 +23,22 @@ struct RankingTerms {
   bool remedies = false;
 };
 
-/// Sections LAYERS, OVER STEPS, HEADS, BACKWARD IN FP32 FIRST, WHOSE FIGURES; at most 100 columns wide.
+/// Sections NaN AND INFINITIES (where there are any), LAYERS, OVER STEPS, HEADS, BACKWARD IN FP32 FIRST,
+/// WHOSE FIGURES; at most 100 columns wide.
 std::string ranking_text(const audit::Ranking& ranking, const RankingTerms& terms);
 
 Json ranking_json(const audit::Ranking& ranking);
+
+/// "NaN or infinities from step 2 on, first in dout of h.0 and h.1 (2 of 3 layers)."; "" where there are
+/// none.
+std::string not_finite_text(const audit::Ranking& ranking);
+
+/// The same of one layer: "not finite from step 2 on, first in dout"; "" where it is finite throughout.
+std::string not_finite_text(const audit::RankedLayer& layer);
+
+/// How many layers leak more than the casts to BF16 cost anyway, and of how many that is not known: a
+/// sentence for the headline of a page and for the text.
+std::string verdict_text(const audit::Ranking& ranking);
 
 /// "2 recorded by pytorch-flash and 1 with nothing recorded": captures whose figures are only those of the
 /// emulated kernel. "" where there are none.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 
 #include "audit/compare.hpp"
@@ -13,6 +15,7 @@
 #include "cli/progress.hpp"
 #include "cli/table.hpp"
 #include "datasets/error.hpp"
+#include "datasets/shape_text.hpp"
 
 namespace bitattn::cli {
 
@@ -22,6 +25,20 @@ struct Options {
   std::vector<std::string> files;
   std::string backend = "fa3";
 };
+
+/// "ok    capture: verdict" with as much of the capture's name as a line holds; in two lines where that is
+/// little.
+std::string verdict_lines(bool holds, const std::string& capture, const std::string& verdict) {
+  constexpr std::size_t kColumns = 100;
+  constexpr std::size_t kLeast = 40;  // of a name
+  const std::string name = printable(capture, 4096);
+  const std::string begin = holds ? "ok    " : "FAIL  ";
+  const std::size_t taken = begin.size() + 2 + verdict.size();
+  if (taken + std::min(kLeast, name.size()) <= kColumns)
+    return begin + shortened(name, kColumns - taken) + ": " + verdict + "\n";
+  return begin + shortened(name, kColumns - begin.size() - 1) + ":\n" +
+         wrapped(verdict, static_cast<int>(begin.size()));
+}
 
 int run(const Options& options, const CommonOptions& common) {
   const std::unique_ptr<Backend> backend = make_backend(options.backend);
@@ -33,6 +50,7 @@ int run(const Options& options, const CommonOptions& common) {
   std::size_t good = 0;
   std::size_t elements = 0;
   std::size_t differing = 0;
+  std::map<std::string, std::size_t> others;  // that recorded what differs, and how much of it
   const std::size_t failed = for_each_capture(arguments, true, [&](const Capture& capture) {
     progress.subject(capture.name);
     RunOptions run;
@@ -48,8 +66,12 @@ int run(const Options& options, const CommonOptions& common) {
     good += holds ? 1 : 0;
     elements += comparison.elements();
     differing += comparison.differing();
+    const bool other = !holds && recorded_by_another(capture.problem);
+    const std::string kernel = capture.problem.text("kernel");
+    if (other) ++others[kernel];
     if (common.json) {
       Json one = comparison_json(comparison);
+      one["kernel"] = kernel;
       one["verified"] = holds;
       json.push_back(std::move(one));
       return;
@@ -59,7 +81,12 @@ int run(const Options& options, const CommonOptions& common) {
       if (t.verdict == audit::TensorVerdict::only_in_a)
         verdict += "; " + t.tensor + " is recorded, but not made by " + options.backend;
     }
-    print(fmt::format("{}  {}: {}\n", holds ? "ok  " : "FAIL", capture.name, verdict));
+    print(verdict_lines(holds, capture.name, verdict));
+    if (other) {
+      print(wrapped(
+          fmt::format("Recorded by '{}', which {} does not emulate: no equal bits are to be expected.",
+                      printable(kernel, 60), options.backend)));
+    }
     const bool details = arguments.size() == 1 || !holds;
     if (details) print(comparison_table(comparison, capture.problem.layout));
   });
@@ -71,11 +98,18 @@ int run(const Options& options, const CommonOptions& common) {
                 {"files_failed", failed},
                 {"elements", elements},
                 {"differing_bits", differing},
+                {"recorded_by_others", others},
                 {"captures", json}});
   } else if (captures > 1 || failed > 0) {
     print(fmt::format("{} of {} verified: {} elements, {} differing{}\n", grouped(good),
                       counted(captures, "capture"), grouped(elements), grouped(differing),
                       failed > 0 ? "; " + counted(failed, "file") + " could not be used" : ""));
+    for (const auto& [kernel, count] : others) {
+      print(wrapped(
+          fmt::format("{} of those that differ {} recorded by '{}', which {} does not emulate.",
+                      grouped(count), count == 1 ? "was" : "were", printable(kernel, 60), options.backend),
+          0));
+    }
   }
   if (failed > 0) return kBadInput;
   return good == captures ? kHolds : kDoesNotHold;

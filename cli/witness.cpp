@@ -48,7 +48,7 @@ int run(const std::vector<std::string>& files, const CommonOptions& common) {
       json.push_back(std::move(object));
     } else if (one && witness.any_checked()) {
       print(capture_title(capture) + witness_section(capture, witness) + witness_heads(capture, witness, 32) +
-            "\n" + wrapped("Verdict: " + witness_verdict(witness) + "."));
+            "\n" + wrapped("Verdict: " + witness_verdict(witness) + ". " + witness_remark(witness)));
     } else {
       lines.push_back({capture.name, witness});
     }

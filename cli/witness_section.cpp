@@ -46,6 +46,16 @@ double farthest_share(const Witness& witness) {
   return farthest;
 }
 
+/// Two digits, or as many more as tell on which side of 1 a share of the bound is.
+std::string bound_text(double share) {
+  std::string text = brief_number(share);
+  const auto side = [](double x) { return std::abs(x - 1) < 1e-9 ? 0 : x > 1 ? 1 : -1; };
+  for (int digits = 3; std::isfinite(share) && side(std::stod(text)) != side(share); ++digits) {
+    text = fmt::format("{:.{}g}", share, digits);
+  }
+  return text;
+}
+
 Json head_json(audit::Law law, const LawInHead& head) {
   Json json{{"b", head.sequence},
             {"kv_head", head.kv_head},
@@ -72,7 +82,7 @@ std::string witness_section(const Capture& capture, const Witness& witness) {
     const LawInHead* largest = law.largest();
     table.row({audit::law_text(law.law), brief_number(law.multiple()),
                largest != nullptr ? brief_number(largest->multiple()) : "-",
-               largest != nullptr ? brief_number(law.farthest()->bound_share) : "-", verdict_of(law)});
+               largest != nullptr ? bound_text(law.farthest()->bound_share) : "-", verdict_of(law)});
   }
   return text + table.text();
 }
@@ -99,7 +109,7 @@ std::string witness_heads(const Capture& capture, const Witness& witness, std::s
     const LawInHead& head = *rows[n].head;
     table.row({std::to_string(head.sequence), std::to_string(head.kv_head), audit::law_text(rows[n].law),
                brief_number(head.residual), brief_number(head.noise),
-               brief_number(head.finite ? head.multiple() : std::nan("")), brief_number(head.bound_share),
+               brief_number(head.finite ? head.multiple() : std::nan("")), bound_text(head.bound_share),
                !head.finite                        ? "NaN or infinities"
                : !head.broken()                    ? ""
                : rows[n].law == audit::Law::dk_sum ? fmt::format("broken, d {}", head.column)
@@ -108,6 +118,13 @@ std::string witness_heads(const Capture& capture, const Witness& witness, std::s
   text += table.text();
   if (rows.size() > most) text += fmt::format("  and {} more\n", grouped(rows.size() - most));
   return text;
+}
+
+std::string witness_remark(const Witness& witness) {
+  if (witness.laws[0].broken() == 0) return "";
+  return "A kernel that computes in BF16 inside breaks sum_j dK_j = 0 without any bug in it; bitattn "
+         "diagnose "
+         "says which rounding it is.";
 }
 
 std::string witness_verdict(const Witness& witness) {
@@ -162,11 +179,15 @@ std::string witness_overview(std::vector<WitnessLine> lines) {
     const Witness& w = line.witness;
     table.row({shortened(line.capture, 44), brief_number(w.laws[0].multiple()),
                brief_number(w.laws[1].multiple()), brief_number(w.laws[2].multiple()),
-               brief_number(farthest_share(w)),
+               bound_text(farthest_share(w)),
                !w.any_checked()                ? "nothing recorded"
                : w.broken()                    ? "broken"
                : std::isnan(farthest_share(w)) ? "NaN"
                                                : "holds"});
+  }
+  std::string remark;
+  for (const WitnessLine& line : lines) {
+    if (remark.empty()) remark = witness_remark(line.witness);
   }
   return table.text(0) + "\n" +
          wrapped(
@@ -175,7 +196,8 @@ std::string witness_overview(std::vector<WitnessLine> lines) {
              "out.dout = sum_j v.dv; each as a multiple of the noise that rounding the stored words to BF16 "
              "makes. of "
              "bound: share of the most that this rounding can make; above 1 a law is broken "
-             "(docs/witness.md).",
+             "(docs/witness.md). " +
+                 remark,
              0);
 }
 

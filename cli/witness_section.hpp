@@ -17,6 +17,8 @@ std::string witness_section(const Capture& capture, const audit::Witness& witnes
 std::string witness_heads(const Capture& capture, const audit::Witness& witness, std::size_t most);
 /// "every law holds", "broken: sum_j dK_j = 0 in 1 of 2 heads".
 std::string witness_verdict(const audit::Witness& witness);
+/// What a broken law need not mean; "" where none is broken that this is true of.
+std::string witness_remark(const audit::Witness& witness);
 Json witness_json(const audit::Witness& witness);
 
 struct WitnessLine {

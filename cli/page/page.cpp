@@ -128,10 +128,13 @@ void Page::add(const Json& one, Sections sections) {
 std::string Page::plain_heading() const {
   const auto leaking = static_cast<std::size_t>(std::count_if(
       entries_.begin(), entries_.end(), [](const Entry& e) { return e.leak > audit::kLeakOfCasts; }));
+  const auto unknown = static_cast<std::size_t>(
+      std::count_if(entries_.begin(), entries_.end(), [](const Entry& e) { return std::isnan(e.leak); }));
   return fmt::format(
       "<p class=\"kicker\">bitattn diagnose</p><h1>{} of {} {} more into dQ than the BF16 casts cost "
-      "anyway.</h1>",
-      grouped(leaking), counted(entries_.size(), "capture"), leaking == 1 ? "leaks" : "leak");
+      "anyway{}.</h1>",
+      grouped(leaking), counted(entries_.size(), "capture"), leaking == 1 ? "leaks" : "leak",
+      unknown > 0 ? fmt::format("; of {} the leak is not known", grouped(unknown)) : "");
 }
 
 std::string Page::html() const {

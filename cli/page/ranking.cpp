@@ -34,12 +34,15 @@ std::string step_text(const audit::RankedStep& step) {
 std::string heading(const audit::Ranking& ranked) {
   const std::size_t first = ranked.fp32_first.size();
   std::string text = "<p class=\"kicker\">bitattn diagnose</p>";
-  if (first == 0) {
-    return text + "<h1>No layer leaks more into dQ at its last step than the BF16 casts cost anyway.</h1>";
+  // A run that ends in NaN is told so first: what was measured before it is no all-clear.
+  const std::string not_finite = not_finite_text(ranked);
+  const std::string verdict = escaped(verdict_text(ranked));
+  if (not_finite.empty()) {
+    text += "<h1>" + verdict + "</h1>";
+  } else {
+    text += "<h1>" + escaped(not_finite) + "</h1><p class=\"lead\">" + verdict + "</p>";
   }
-  text += fmt::format("<h1>{} of {} {} more into dQ at {} last step than the BF16 casts cost anyway.</h1>",
-                      grouped(first), counted(ranked.layers.size(), "layer"), first == 1 ? "leaks" : "leak",
-                      first == 1 ? "its" : "their");
+  if (first == 0) return text;
   text += "<p class=\"lead\">Layers whose backward should go to FP32 first, in this order: ";
   for (std::size_t n = 0; n < first; ++n) {
     text += (n == 0 ? "<b>" : ", <b>") + escaped(ranked.fp32_first[n]) + "</b>";
@@ -74,19 +77,21 @@ std::string layers(const Json& ranking, const audit::Ranking& ranked, const Rank
   std::vector<PointRow> rows;
   for (std::size_t n = 0; n < std::min(kLayers, ranked.layers.size()); ++n) {
     const audit::RankedLayer& layer = ranked.layers[n];
-    const audit::RankedStep& last = layer.steps.back();
+    const audit::RankedStep& last = layer.ranked_step();
     PointRow row;
     row.label = escaped(shortened(layer.layer, kNameColumns));
     row.value = last.figures.leak;
-    row.figure = figure(ranking, step_pointer(n, layer.steps.size() - 1) + "/leak", Style::share);
+    row.figure = figure(ranking, step_pointer(n, layer.ranked) + "/leak", Style::share);
     row.remark = "step " + step_text(last);
     values.push_back(row.value);
-    if (layer.steps.size() > 1) {
+    if (layer.ranked > 0) {
       row.hollow = layer.steps.front().figures.leak;
       values.push_back(*row.hollow);
       row.remark = "steps " + step_text(layer.steps.front()) + " to " + step_text(last) + ", times " +
                    figure(ranking, layer_pointer(n) + "/leak_growth");
     }
+    const std::string not_finite = not_finite_text(layer);
+    if (!not_finite.empty()) row.remark += "; " + not_finite;
     rows.push_back(std::move(row));
   }
   std::string content =
@@ -97,7 +102,7 @@ std::string layers(const Json& ranking, const audit::Ranking& ranked, const Rank
   return section("Layers by leak",
                  std::string("What the score-gradient sums put into dQ, share of the ") +
                      (terms.with_reference ? "true" : "emulated") +
-                     " |dQ|. Dot: at the layer’s last step. Ring: at its first.",
+                     " |dQ|. Dot: at the layer’s last step where it is known. Ring: at its first.",
                  content);
 }
 
@@ -144,10 +149,15 @@ std::string heads(const Json& ranking, const audit::Ranking& ranked) {
     rows.push_back({escaped(ranked.heads[n].layer), escaped(ranked.heads[n].head),
                     figure(ranking, fmt::format("/heads/{}/leak", n), Style::share)});
   }
-  std::string content = table({{"layer", "left"}, {"head", ""}, {"leak<br/>of |dQ|", "leak"}}, rows);
+  std::string content =
+      table({{"layer", "left"}, {"head", ""}, {"leak<br/>of the layer’s |dQ|", "leak"}}, rows);
   if (ranked.heads.size() > kHeads)
     content += fmt::format("<p class=\"note\">And {} more.</p>", ranked.heads.size() - kHeads);
-  return section("Heads by leak", "At their layer’s last step.", content);
+  return section(
+      "Heads by leak",
+      "At their layer’s last step with a known leak, as shares of the whole layer’s |dQ|: their squares "
+      "add up to the square of the layer’s leak.",
+      content);
 }
 
 }  // namespace

@@ -58,6 +58,48 @@ TEST(Ranking, GrowthFromNothingOrFromTheUnknownIsUnknown) {
   EXPECT_TRUE(std::isnan(ranking.layers[1].leak_growth));
 }
 
+RankedCapture not_finite(RankedCapture capture, std::vector<std::string> tensors) {
+  capture.not_finite = std::move(tensors);
+  return capture;
+}
+
+TEST(Ranking, ALayerThatEndsInNanIsRankedByItsLastKnownLeak) {
+  const Ranking ranking =
+      rank({capture("a", 1, 1e-3, {1e-3}), capture("a", 2, 8e-3, {8e-3}),
+            not_finite(capture("a", 3, kUnknown, {kUnknown}), {"dout", "dq"}),
+            not_finite(capture("a", 4, kUnknown, {kUnknown}), {"q", "out", "dout"}), capture("b", 4, 5e-3),
+            not_finite(capture("c", 3, kUnknown), {"dq", "v"}), capture("d", 1, kUnknown)});
+  EXPECT_THAT(names(ranking), ElementsAre("a", "b", "c", "d"));
+  EXPECT_THAT(ranking.fp32_first, ElementsAre("a", "b"));
+  const RankedLayer& a = ranking.layers[0];
+  EXPECT_EQ(a.ranked_step().step, 2);
+  EXPECT_TRUE(a.falls_back());
+  EXPECT_EQ(a.leak_growth, 8);
+  EXPECT_EQ(a.not_finite, 2U);
+  EXPECT_TRUE(a.stays_not_finite);
+  EXPECT_EQ(ranking.heads[0].leak, 8e-3);
+  EXPECT_FALSE(ranking.layers[1].falls_back());
+  EXPECT_FALSE(ranking.layers[1].not_finite.has_value());
+  EXPECT_FALSE(ranking.layers[3].falls_back());  // one step, which is not known
+  // Of one step the forward comes first: in v of c, not in dout of a.
+  ASSERT_TRUE(ranking.not_finite.has_value());
+  EXPECT_EQ(ranking.not_finite->step, 3);
+  EXPECT_EQ(ranking.not_finite->tensor, "v");
+  EXPECT_THAT(ranking.not_finite->layers, ElementsAre("c"));
+}
+
+TEST(Ranking, NanThatGoesAwayIsTold) {
+  const Ranking ranking =
+      rank({capture("a", 1, 1e-3), not_finite(capture("a", 2, kUnknown), {"dout"}), capture("a", 3, 2e-3),
+            capture("h.10", 2, 1e-3), not_finite(capture("h.10", 2, kUnknown), {"dout"})});
+  EXPECT_EQ(ranking.layers[0].ranked_step().step, 3);
+  EXPECT_FALSE(ranking.layers[0].stays_not_finite);
+  EXPECT_TRUE(ranking.layers[1].stays_not_finite);
+  EXPECT_EQ(ranking.layers[1].steps[0].figures.leak, 1e-3);  // of another rank
+  EXPECT_THAT(ranking.not_finite->layers, ElementsAre("a", "h.10"));
+  EXPECT_FALSE(ranking.not_finite->stays);
+}
+
 TEST(Ranking, RanksOfALayerAndStepCountAsTheWorst) {
   RankedCapture first = capture("a", 2, 1e-3, {1e-3, 4e-3}, "4,7");
   RankedCapture second = capture("a", 2, 9e-3, {9e-3, 1e-3}, "4,7");

@@ -562,7 +562,28 @@ class Witness(Case):
             f["dv"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw ^ np.uint16(0x8000), mtype=f["dv"].id.get_type())
         laws = self.json("witness", wrong, code=1)["captures"][0]["laws"]
         self.assertEqual([laws[n]["verdict"] for n in laws], ["holds", "holds", "broken"])
-        self.assertIn("broken: sum_i out.dout = sum_j v.dv", self.good("witness", wrong, code=1))
+        text = self.good("witness", wrong, code=1)
+        self.assertIn("broken: sum_i out.dout = sum_j v.dv", text)
+        self.assertNotIn("computes in BF16 inside", text)
+
+    def test_a_share_of_the_bound_shows_on_which_side_of_1_it_is(self):
+        """62 words of 1 and -1 cancel, and one of 63 / 256 or 62 / 256 is left: 1.014 and 0.998 of the bound, 62 / 2^8 + 1 / 2^11."""
+        for left, shown, code in ((0x3e7c, "1.01", 1), (0x3e78, "0.998", 0)):
+            path = self.input(SMALL, "bound.h5")
+            with h5py.File(path, "r+") as f:
+                raw = np.zeros_like(words(f["dk"]))
+                raw[:, :62] = np.asarray([0x3f80, 0xbf80] * 31, np.uint16)[None, :, None, None]
+                raw[:, 62] = left
+                f["dk"].id.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=f["dk"].id.get_type())
+                del f["out"], f["dv"], f["dq"]
+            self.watch(path)
+            folder = os.path.dirname(path)
+            self.input(path, "set/bound.h5")
+            self.input(path, "set/other.h5")
+            for argument in (path, os.path.join(folder, "set")):
+                text = " ".join(self.good("witness", argument, code=code).split())
+                self.assertIn(f" {shown} {'broken' if code else 'holds'}", text)
+                self.assertEqual("computes in BF16 inside" in text, code == 1)
 
     def test_folders_partial_captures_and_nan(self):
         self.input(SMALL, "set/small.h5")
@@ -909,6 +930,23 @@ class Json(Case):
         self.assertGreater(one["score_gradient_sum"]["before_cast"]["not_finite"], 0)
         self.assertIn("NaN AND INFINITIES", self.good("diagnose", SPECIAL))
 
+    def test_where_nothing_is_finite_nothing_is_measured(self):
+        """No zero where there is no figure, and neither blame nor remedies are run."""
+        for tensor, why, kept in (("dout", "no row has finite score gradients", ["out", "lse"]),
+                                  ("q", "no row sees a key with finite scores", [])):
+            path = self.changed([tensor])
+            one = self.json("diagnose", path)["captures"][0]
+            self.assertNotIn("blame", one)
+            self.assertEqual(one["remedies"], {"not_tried": why})
+            errors = {name: e.get("stored", e.get("largest_absolute")) for name, e in one["errors"].items()}
+            self.assertEqual([name for name, e in errors.items() if e is not None], kept)
+            text = self.good("diagnose", path)
+            for section in ("BLAME\n  Not run: ", "REMEDIES\n  Not tried: "):
+                self.assertIn(section + why + ".", text)
+            self.assertIn("0 in exact arithmetic; no row is finite", text)
+            self.assertNotRegex(text, r"over 0 rows|0 of 0|most 0 off|up to 0 equal")
+            self.assertEqual("lse at most - off" in text, not kept)
+
     def test_softcap_has_no_sum_after_the_cast(self):
         one = self.json("diagnose", self.input(SOFTCAP))["captures"][0]
         self.assertIsNone(one["score_gradient_sum"]["after_cast"]["rms"])
@@ -1201,6 +1239,22 @@ class Many(Case):
         self.good("compare", path, out)
         with h5py.File(out) as f:
             self.assertIn("step_1/layer_1/dq", f)
+
+    def test_bits_of_another_kernel_are_not_told_as_a_fault_alone(self):
+        """verify says that the capture's kernel is none of the emulated ones, and keeps to 100 columns."""
+        for name, kernel in (("a", "flash-attention-3"), ("b", "pytorch-flash-cpu"), ("c", "pytorch-flash-cpu")):
+            path = self.input(SMALL, "set/" + "deep" * 30 + f"/{name}.h5")
+            with h5py.File(path, "r+") as f:
+                f.attrs["kernel"] = kernel
+                f["lse"][0, 0, 0] += 1
+            self.watch(path)
+        folder = self.path("set")
+        self.assertEqual(self.json("verify", folder, code=1)["recorded_by_others"], {"pytorch-flash-cpu": 2})
+        text = self.good("verify", folder, code=1)
+        self.assertLessEqual(max(map(len, text.splitlines())), 100, text)
+        self.assertEqual(text.count("Recorded by 'pytorch-flash-cpu', which fa3 does not emulate"), 2)
+        self.assertIn("2 of those that differ were recorded by 'pytorch-flash-cpu', which fa3 does not emulate.", text)
+        self.assertNotIn("recorded by", self.good("verify", folder + "/" + "deep" * 30 + "/a.h5", code=1).lower())
 
     def test_folders_and_a_broken_file_among_good_ones(self):
         self.input(SMALL, "set/a.h5")

@@ -105,7 +105,7 @@ class Parting(unittest.TestCase):
     def test_equal_runs(self):
         self.write({})
         found = self.compare("a", "b")  # with nothing to identify
-        self.assertEqual((found["equal"], found["first"], found["identified"]), (True, None, None))
+        self.assertEqual((found["equal"], found["first"], found["identified"], found["not_identified"]), (True, None, None, None))
         self.assertEqual((found["compared"], found["differing"]), (6, 0))
         self.assertEqual(self.run_compare("a", "b"), (0, "No bit differs in 6 captures.\n", ""))
 
@@ -209,7 +209,9 @@ class Parting(unittest.TestCase):
                     to[f"x{n}"].attrs["causal_alignment"] = "top-left"
                     for name in ("call", "rank"):
                         to[f"x{n}"].attrs.pop(name, None)
-        first = self.compare("a", "other", "--no-identify")["first"]
+        found = self.compare("a", "other", "--no-identify")
+        self.assertEqual((found["identified"], found["not_identified"]), (None, "--no-identify"))
+        first = found["first"]
         self.assertEqual((first["step"], first["layer"], first["tensor"]["tensor"]), (2, "10", "dv"))
         self.assertEqual(first["b_capture"], "other/2.hdf5:/x1")
 
@@ -253,8 +255,16 @@ class Parting(unittest.TestCase):
         self.assertEqual((code, err), (1, ""))
         self.assertNotIn("  at step", out)
         self.assertNotIn("WHAT DIFFERS", out)
-        self.assertEqual(out.count("follows fa3 in every recorded bit"), 2)
-        self.assertIn("Both follow the same kernel: what differs is what it was given.", out)
+        # No kernel explains a difference of inputs, so none is looked for.
+        self.assertIn("WHICH KERNEL\n  Not looked for: what attention was given differs already", out)
+        found = self.compare(SMALL, "b.h5")
+        self.assertIsNone(found["identified"])
+        self.assertIn("given differs already", found["not_identified"])
+        # The tensors stand in the order of the step, as in WHAT DIFFERS.
+        table = out[out.index("  tensor    "):out.index("  where\n")]
+        names = [line.split()[0] for line in table.splitlines() if line.startswith("  ") and line.split()[0] in found["first"]["differing"]]
+        self.assertEqual(names, found["first"]["differing"])
+        self.assertGreater(len(names), 5)
 
 
 if __name__ == "__main__":

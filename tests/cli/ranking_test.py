@@ -20,6 +20,7 @@ import zlib
 
 try:
     import h5py
+    import numpy
 except ImportError:
     print("h5py is not installed: skipped")
     sys.exit(77)
@@ -122,7 +123,8 @@ class Ranks(Case):
                 self.assertEqual(step["condition"], capture["condition"])
                 self.assertEqual(step["largest_logit"], capture["largest_logit"]["value"])
                 self.assertEqual((step["mean_q_norm"], step["mean_k_norm"]), (capture["norms"]["mean_q"], capture["norms"]["mean_k"]))
-                self.assertEqual(list(step["leak_by_head"].values()), [h["leak"]["p_weighted_key"] for h in capture["heads"]])
+                self.assertEqual(list(step["leak_by_head"].values()), [h["leak"]["of_all_heads"] for h in capture["heads"]])
+                self.assertAlmostEqual(sum(x**2 for x in step["leak_by_head"].values()) ** 0.5 / step["leak"], 1, places=12)
             if len(layer["steps"]) > 1:
                 self.assertAlmostEqual(layer["leak_growth"], layer["steps"][-1]["leak"] / layer["steps"][0]["leak"], places=12)
             else:
@@ -157,11 +159,70 @@ class Ranks(Case):
         # Threads change nothing, nor does the order in which captures are finished.
         self.assertEqual(self.good(self.path("run"), "--threads", "1"), text)
 
+    def test_blame_and_remedies_that_were_asked_for_have_a_line_a_capture(self):
+        self.capture("run/a.h5", SMALL, step=1, layer="a")
+        self.capture("run/b.h5", LATE, step=1, layer="b")
+        code, out, err = run("diagnose", "run", "--blame", "worst", "--remedies", cwd=self.folder)
+        self.assertEqual((code, err), (0, ""))
+        self.assertLessEqual(max(map(len, out.splitlines())), 100, out)
+        lines = out[out.index("\nBLAME AND REMEDIES"):out.index("\nLAYERS")].splitlines()[3:]
+        report = json.loads(run("diagnose", "run", "--blame", "worst", "--remedies", "--json", cwd=self.folder)[1])
+        self.assertEqual([line.split()[0] for line in lines], ["run/b.h5", "run/a.h5"])  # worst leak first
+        for capture, line in zip(report["captures"][::-1], lines):
+            site = max((s for s in capture["blame"]["tensors"]["dq"]["sites"] if s["fair"] is not None), key=lambda s: s["fair"])
+            self.assertEqual(line.split()[1], site["site"])
+            self.assertAlmostEqual(float(line.split()[2].rstrip("%")), 100 * site["fair"], delta=0.6)
+            cheapest = capture["remedies"]["cheapest"]
+            self.assertIn("none needed" if cheapest == "fa3" else cheapest[4:34], line)
+        self.assertNotIn("Not looked at", out)
+        only = self.good(self.path("run"), "--no-reference", "--blame", "worst")
+        self.assertIn("\nBLAME   ", only)
+        self.assertNotIn("cheapest remedy", only)
+
     def test_nothing_to_do(self):
         text = self.good(self.small_run(steps=(1,)), "--no-reference")
-        self.assertIn("No layer: every leak", text)
+        self.assertIn("No layer leaks more into dQ at its last step than the BF16 casts cost anyway", " ".join(text.split()))
+        self.assertNotIn("NaN", text)
         self.assertNotIn("OVER STEPS", text)
         self.assertIn("share of the emulated |dQ|", text)
+
+    def run_that_ends_in_nan(self, source):
+        """Layers a and b over steps 1 to 3; dout of both is NaN at step 2, and everything at step 3."""
+        self.small_run(steps=(1, 2, 3), source=source)
+        for step, tensors in ((2, ("dout",)), (3, ("q", "k", "v", "dout"))):
+            for layer in "ab":
+                with h5py.File(self.path(f"run/{step}_{layer}.h5"), "r+") as file:
+                    for tensor in tensors:
+                        # The file's own type on both sides, so that HDF5 converts nothing.
+                        place, words = file[tensor].id, numpy.full(file[tensor].shape, 0x7FC0, numpy.uint16)
+                        place.write(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=place.get_type())
+        return self.path("run")
+
+    def test_a_run_that_ends_in_nan(self):
+        """Ranked by the last step with a known leak, NaN said first, and the headline gives no all-clear."""
+        for source, above in ((SMALL, []), (LATE, ["a", "b"])):
+            folder, page = self.run_that_ends_in_nan(source), self.path("page.html")
+            report = self.json(folder, "--no-reference")
+            ranking = report["ranking"]
+            self.assertEqual(ranking["not_finite"], {"first_step": 2, "first_in": "dout", "to_the_end": True, "layers": ["a", "b"]})
+            self.assertEqual(ranking["fp32_first"], above)
+            for layer in ranking["layers"]:
+                first = next(c for c in report["captures"] if (c["layer"], c["step"]) == (layer["layer"], 1))
+                self.assertEqual(layer["ranked_step"], 1)
+                self.assertEqual(layer["not_finite"], {"first_step": 2, "first_in": "dout", "to_the_end": True})
+                self.assertEqual([s["not_finite"][:1] for s in layer["steps"]], [[], ["dout"], ["q"]])
+                self.assertEqual([s["leak"] for s in layer["steps"]], [first["leak"]["p_weighted_key"], None, None])
+            self.assertTrue(all(h["leak"] is not None for h in ranking["heads"]))
+            text = " ".join(self.good(folder, "--no-reference", "--html", page).split())
+            with open(page, encoding="utf-8") as file:
+                root = xml.etree.ElementTree.fromstring(file.read().split("\n", 1)[1])
+            holder = next(e for e in root.iter() if "data-ranking" in e.attrib)
+            self.assertEqual("".join(next(holder.iter("h1")).itertext()), "NaN or infinities from step 2 on, first in dout of a and b (2 of 2 layers).")
+            for words in (text, " ".join("".join(holder.itertext()).split())):
+                self.assertIn("NaN or infinities from step 2 on, first in dout of a and b (2 of 2 layers).", words)
+                self.assertIn(("2 of 2 layers leak" if above else "No layer leaks") + " more into dQ", words)
+                self.assertIn("of the steps after it nothing is known", words)
+            self.assertLess(text.index("NaN AND INFINITIES"), text.index("LAYERS"))
 
     def test_captures_that_name_neither_layer_nor_step_are_only_listed(self):
         self.capture("run/a.h5", SMALL)
@@ -180,7 +241,26 @@ class Ranks(Case):
         (step,) = layer["steps"]
         self.assertEqual(step["leak"], late["leak"]["p_weighted_key"])
         self.assertEqual(step["largest_logit"], max(small["largest_logit"]["value"], late["largest_logit"]["value"]))
-        self.assertEqual(step["leak_by_head"], {"4": small["leak"]["p_weighted_key"], "7": late["leak"]["p_weighted_key"]})
+        self.assertEqual(step["leak_by_head"], {"4": small["heads"][0]["leak"]["of_all_heads"], "7": late["heads"][0]["leak"]["of_all_heads"]})
+
+    def test_a_head_whose_gradient_is_next_to_nothing_does_not_lead(self):
+        """Heads are ranked by what they put into the layer's dQ, not by the share of their own."""
+        before = self.json(self.capture("alone.h5", GROUPED, step=1, layer="a"), "--no-reference", "--no-remedies", "--blame", "none")
+        own = [h["leak"]["p_weighted_key"] for h in before["captures"][0]["heads"]]
+        worst = own.index(max(own))
+        for name, layer in (("run/a.h5", "a"), ("run/b.h5", "b")):
+            with h5py.File(self.capture(name, GROUPED, step=1, layer=layer), "r+") as file:
+                place = file["dout"].id
+                words = numpy.empty(file["dout"].shape, numpy.uint16)
+                place.read(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=place.get_type())
+                words[:, :, worst] -= (words[:, :, worst] & 0x7F80 > 40 << 7) * numpy.uint16(40 << 7)  # times 2^-40
+                place.write(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=place.get_type())
+        report = self.json(self.path("run"), "--no-reference")
+        heads = report["captures"][0]["heads"]
+        self.assertAlmostEqual(heads[worst]["leak"]["p_weighted_key"] / own[worst], 1, places=2)
+        self.assertLess(heads[worst]["leak"]["of_all_heads"], 1e-10)
+        self.assertEqual([h["head"] for h in report["ranking"]["heads"][-2:]], [str(worst)] * 2)
+        self.assertIn("share of the layer's |dQ|", self.good(self.path("run"), "--no-reference"))
 
     def test_heads_of_a_later_batch_element_have_their_numbers_in_the_layer(self):
         for step in (1, 2):
