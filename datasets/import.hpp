@@ -26,7 +26,7 @@ struct ImportOptions {
 };
 
 struct ImportedCapture {
-  std::string group;  ///< in the file to write: "/" or "/layers.3.attn"
+  std::string group;   ///< in the file to write: "/" or "/layers.3.attn"
   std::string layout;  ///< that the file's tensors were read in
   Capture capture;
   std::size_t rounded = 0;         ///< elements that were rounded

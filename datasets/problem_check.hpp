@@ -7,8 +7,8 @@
 
 namespace bitattn {
 
-/// Heads, head sizes, batch and lengths as the shapes of q, k and v and the cu_seqlens say; q, k and v have the
-/// axes of the layout.
+/// Heads, head sizes, batch and lengths as the shapes of q, k and v and the cu_seqlens say; q, k and v have
+/// the axes of the layout.
 void set_sizes(Problem& problem);
 
 /// check_problem with the tensors' data left out, so that a reader can refuse a problem before it takes

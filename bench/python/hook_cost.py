@@ -58,12 +58,11 @@ def measure(size, heads, layers, batch, length, rounds=4):
     }
     seconds(5)
     found = {"unwatched": []} | {name: [] for name in ways}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(rounds):
-            found["unwatched"].append(seconds(10))
-            for name, (options, steps) in ways.items():
-                with record(folder, model, **options) as recording:
-                    found[name].append(seconds(steps, recording))
+    for _ in range(rounds):
+        found["unwatched"].append(seconds(10))
+        for name, (options, steps) in ways.items():
+            with tempfile.TemporaryDirectory() as folder, record(folder, model, **options) as recording:
+                found[name].append(seconds(steps, recording))
     plain = statistics.median(found["unwatched"])
     print(f"{layers} layers of {heads} heads of {size // heads}, batch {batch}, {length} tokens: q takes {x.numel() * 2e-6:.1f} MB")
     for name, times in found.items():

@@ -7,6 +7,7 @@ Byte by byte, 4 layers of 2 heads of 128, BF16 by autocast, AdamW.
 
 import argparse
 import os
+import sys
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -96,4 +97,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (bitattn.torch.CaptureRefused, OSError) as error:
+        sys.exit(f"record_run.py: {error}")
