@@ -359,6 +359,17 @@ class Commands(Case):
                     self.assertEqual(list(f["findings/remedies/" + key + "_" + when]),
                                      [t["errors"][key][when] for t in within["trials"]])
 
+    def test_a_healthy_layer_with_a_recommendation_is_told_consistently(self):
+        """The leak needs no remedy; what is recommended is against the roundings of the stored gradients."""
+        path = self.input(SMALL)
+        one = self.json("diagnose", path)["captures"][0]
+        self.assertLess(one["leak"]["p_weighted_key"], 2e-3)
+        self.assertNotIn(one["remedies"]["cheapest"], (None, "fa3"))
+        text = " ".join(self.good("diagnose", path).split())
+        self.assertIn("nothing has to be done about it. What REMEDIES names brings the stored gradients", text)
+        self.assertIn("of the stored dQ's squared error", text)
+        self.assertNotIn("What REMEDIES names", " ".join(self.good("diagnose", path, "--no-remedies").split()))
+
     def test_diagnose_says_why_it_tried_no_remedies(self):
         path = self.input(LATE)
         self.assertNotIn("REMEDIES", self.good("diagnose", path, "--no-remedies"))
