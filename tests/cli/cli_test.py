@@ -795,6 +795,15 @@ class Identify(Case):
         self.assertIn("unmodified (fa3)", self.good("identify", self.input(SMALL)))
         self.assertEqual(self.json("identify", self.input(SMALL))["captures"][0]["verdict"], "unmodified")
 
+    def test_many_captures_end_in_a_summary(self):
+        for name, source in (("a", SMALL), ("b", LATE), ("c", os.path.join(GOLDENS, "fa3-variants", "case_01_late.h5"))):
+            self.input(source, f"set/{name}.h5")
+        deviation = "fa3; dpsum: each product dO*O rounded to BF16"
+        text = self.good("identify", self.path("set"), "--without-remedies")
+        self.assertTrue(text.endswith(f"\nIN ALL   3 captures\n  2  fa3, unmodified\n  1  {deviation}\n"), text)
+        self.assertEqual(self.json("identify", self.path("set"), "--without-remedies")["kinds"], {"fa3, unmodified": 2, deviation: 1})
+        self.assertNotIn("IN ALL", self.good("identify", self.path("set/a.h5")))
+
     def test_bits_of_no_kernel_are_not_explained_away(self):
         wrong = self.path("wrong.h5")
         shutil.copy(SMALL, wrong)
