@@ -127,13 +127,16 @@ class BadUsage(Case):
 
     def test_help_and_version_are_no_errors(self):
         for arguments in (["--help"], ["--version"]) + tuple([[c, "--help"] for c in
-                          ("info", "generate", "run", "compare", "verify", "witness", "diagnose", "remedies", "backends", "sites")]):
+                          ("info", "generate", "run", "compare", "verify", "witness", "diagnose", "identify", "import", "remedies", "backends", "sites",
+                           "bench", "probe")]):
             code, out, err = run(*arguments)
             self.assertEqual((code, err), (0, ""))
             self.assertTrue(out)
+            self.assertLessEqual(max(map(len, out.splitlines())), 100, out)
 
     def test_unknown_backends_and_regimes(self):
         self.refused("verify", SMALL, "-b", "fa9", says="fa9")
+        self.assertLessEqual(len(run("verify", SMALL, "-b", "fa9")[2]), 100)
         self.refused("run", SMALL, "-b", "fa9", "-o", self.path("o.h5"), says="fa9")
         self.refused("compare", SMALL, "-a", "fa3", "-b", "fa9", says="fa9")
         self.refused("diagnose", SMALL, "-b", "fp32", says="fp32")
