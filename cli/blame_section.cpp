@@ -249,11 +249,11 @@ std::string blame_verdict(const Blame& blame) {
   const std::string tensor = main_tensor(blame) == Blamed::dq ? "dQ" : "O";
   if (s == nullptr || !(s->error2 > 0)) return "no rounding moves " + tensor + " here";
   if (s->sites.empty() || s->sites.front().grouped() || s->sites.front().fair < s->others_fair) {
-    return fmt::format("no single site; {} small ones together own {} of {}'s squared error", s->others,
-                       share_text(s->others_fair), tensor);
+    return fmt::format("no single site; {} small ones together own {} of the stored {}'s squared error",
+                       s->others, share_text(s->others_fair), tensor);
   }
   const SiteShare& first = s->sites.front();
-  return fmt::format("{}, {}: {} of {}'s squared error", name(first.site), description(first.site),
+  return fmt::format("{}, {}: {} of the stored {}'s squared error", name(first.site), description(first.site),
                      share_text(first.fair), tensor);
 }
 

@@ -57,6 +57,19 @@ double dq_error(const Diagnosis& d) {
   return d.errors.empty() ? std::nan("") : d.errors[1].whole.before_cast.relative();
 }
 
+/// "1.2%", "7.8e+03 times".
+std::string stored_text(const Diagnosis& d) {
+  const double error = d.errors[1].whole.stored.relative();
+  return error < 10 ? percent(error) : brief_number(error) + " times";
+}
+
+/// A remedy other than the kernel as it is.
+bool recommends_a_remedy(const audit::RemediesFinding& finding) {
+  if (!finding.report || !finding.report->no_yardstick.empty() || finding.report->plain_is_enough())
+    return false;
+  return finding.report->cheapest || finding.report->cheapest_with_inputs;
+}
+
 std::string verdict_text(const Capture& capture, const Diagnosis& d) {
   std::string text = "VERDICT\n";
   if (d.against_recorded) {
@@ -90,7 +103,8 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
   }
   std::string share = fmt::format("The score-gradient sums put {} |dQ| into dQ", share_text(d.whole.leak));
   if (d.with_truth && std::isfinite(error)) {
-    share += fmt::format("; before its last cast dQ is off by {} its norm in all", share_text(error));
+    share += fmt::format("; before its last cast dQ is off by {} its norm in all, as stored by {}",
+                         share_text(error), stored_text(d));
   }
   text += wrapped(share + fmt::format(" (condition {}).", brief_number(d.whole.condition)));
   text += wrapped("Largest cause: " + (d.blame ? blame_verdict(*d.blame) : largest_cause(d.whole)) + ".");
@@ -302,7 +316,12 @@ std::string meaning_text(const Capture& capture, const Diagnosis& d) {
     text += wrapped("dQ is zero or not finite, so a leak has nothing to be measured against.");
   } else if (s.leak <= kCasts) {
     text +=
-        wrapped("The leak is within what the BF16 casts cost anyway (about 2e-3 of dQ): nothing to do here.");
+        wrapped(std::string("The leak is within what the BF16 casts cost anyway (about 2e-3 of dQ): nothing "
+                            "has to be done about "
+                            "it.") +
+                (recommends_a_remedy(d.remedies) ? " What REMEDIES names brings the stored gradients, with "
+                                                   "all their roundings, near those of fp32 attention."
+                                                 : ""));
   } else {
     text += wrapped(fmt::format(
         "The leak is {} times what the BF16 casts cost anyway (about 2e-3 of dQ){}.",

@@ -207,6 +207,20 @@ std::vector<std::string> identification_brief(const Identification& found) {
   return lines;
 }
 
+std::string identification_kind(const Identification& found) {
+  switch (found.verdict) {
+    case audit::Verdict::unmodified:
+      return "fa3, unmodified";
+    case audit::Verdict::deviation:
+      return explanation_text(*found.best);
+    case audit::Verdict::stochastic:
+      return "fa3 with a cast rounded stochastically";
+    case audit::Verdict::nothing_fits:
+      return "no profile fits";
+  }
+  return "";
+}
+
 Json identification_json(const Identification& found) {
   Json json;
   json["capture"] = found.capture;

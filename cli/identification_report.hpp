@@ -17,6 +17,9 @@ bool identified_exactly(const audit::Identification& found);
 std::string identification_report(const Capture& capture, const audit::Identification& found);
 /// "follows fa3 in every recorded bit: …", and what there is to add to it, a line each without a line feed.
 std::vector<std::string> identification_brief(const audit::Identification& found);
+/// What a summary of many captures counts: "fa3, unmodified", the profile and its deviations, "no profile
+/// fits".
+std::string identification_kind(const audit::Identification& found);
 Json identification_json(const audit::Identification& found);
 
 }  // namespace bitattn::cli

@@ -17,6 +17,7 @@
 #include "cli/identify.hpp"
 #include "cli/import.hpp"
 #include "cli/output.hpp"
+#include "cli/table.hpp"
 #include "datasets/error.hpp"
 #include "datasets/interrupt.hpp"
 
@@ -48,6 +49,31 @@ std::pair<long long, long long> parse_pair(const std::string& option, const std:
 
 namespace {
 
+/// CLI11's help, its lines broken at 100 columns.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    const std::string help = CLI::Formatter::make_help(app, std::move(name), mode);
+    std::string text;
+    for (std::size_t begin = 0; begin < help.size();) {
+      const std::size_t end = std::min(help.find('\n', begin), help.size());
+      text += broken(help.substr(begin, end - begin));
+      begin = end + 1;
+    }
+    return text;
+  }
+
+ private:
+  /// What an option does stands from a column on; the lines that it is broken into stand there too.
+  std::string broken(const std::string& line) const {
+    constexpr std::size_t kColumns = 100;
+    if (line.size() <= kColumns) return line + "\n";
+    const std::size_t begin = line.rfind("  ", 0) == 0 ? get_column_width() : 0;
+    std::string lines = wrapped(line.substr(begin), static_cast<int>(begin), kColumns);
+    return lines.replace(0, begin, line, 0, begin);
+  }
+};
+
 /// "bitattn" and the words after it, each as a shell would need it.
 std::string quoted(std::span<char*> words) {
   std::string line = "bitattn";
@@ -73,6 +99,7 @@ int run(int argc, char** argv) {
                "bitattn");
   app.set_version_flag("--version", std::string("bitattn ") + BITATTN_VERSION);
   app.require_subcommand(1);
+  app.formatter(std::make_shared<HelpFormatter>());
   app.footer(
       "A capture is named FILE.h5 or FILE.h5:/group/inside; a file with many captures is worked through.\n"
       "Exit codes: 0 done, and what was asked holds; 1 done, and it does not hold; 2 bad usage or bad "

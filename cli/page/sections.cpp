@@ -639,6 +639,9 @@ std::string remedies_section(const Json& one) {
     advice = "No recommendation: there is " + text_at(one, "/remedies/no_yardstick") + ".";
   } else if (cheapest == "fa3") {
     advice = "None is needed: the kernel as it is keeps " + goal + ".";
+  } else if (cheapest.is_string() && number_at(one, "/leak/p_weighted_key") <= kCasts) {
+    advice = "The leak needs none. Of those that keep " + goal + ", the cheapest is <code>" +
+             text_at(one, "/remedies/cheapest") + "</code>.";
   } else if (cheapest.is_string()) {
     advice =
         "Take <code>" + text_at(one, "/remedies/cheapest") + "</code>: the cheapest that keeps " + goal + ".";

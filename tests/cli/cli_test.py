@@ -127,13 +127,16 @@ class BadUsage(Case):
 
     def test_help_and_version_are_no_errors(self):
         for arguments in (["--help"], ["--version"]) + tuple([[c, "--help"] for c in
-                          ("info", "generate", "run", "compare", "verify", "witness", "diagnose", "remedies", "backends", "sites")]):
+                          ("info", "generate", "run", "compare", "verify", "witness", "diagnose", "identify", "import", "remedies", "backends", "sites",
+                           "bench", "probe")]):
             code, out, err = run(*arguments)
             self.assertEqual((code, err), (0, ""))
             self.assertTrue(out)
+            self.assertLessEqual(max(map(len, out.splitlines())), 100, out)
 
     def test_unknown_backends_and_regimes(self):
         self.refused("verify", SMALL, "-b", "fa9", says="fa9")
+        self.assertLessEqual(len(run("verify", SMALL, "-b", "fa9")[2]), 100)
         self.refused("run", SMALL, "-b", "fa9", "-o", self.path("o.h5"), says="fa9")
         self.refused("compare", SMALL, "-a", "fa3", "-b", "fa9", says="fa9")
         self.refused("diagnose", SMALL, "-b", "fp32", says="fp32")
@@ -358,6 +361,17 @@ class Commands(Case):
                 for when in ("before_cast", "stored"):
                     self.assertEqual(list(f["findings/remedies/" + key + "_" + when]),
                                      [t["errors"][key][when] for t in within["trials"]])
+
+    def test_a_healthy_layer_with_a_recommendation_is_told_consistently(self):
+        """The leak needs no remedy; what is recommended is against the roundings of the stored gradients."""
+        path = self.input(SMALL)
+        one = self.json("diagnose", path)["captures"][0]
+        self.assertLess(one["leak"]["p_weighted_key"], 2e-3)
+        self.assertNotIn(one["remedies"]["cheapest"], (None, "fa3"))
+        text = " ".join(self.good("diagnose", path).split())
+        self.assertIn("nothing has to be done about it. What REMEDIES names brings the stored gradients", text)
+        self.assertIn("of the stored dQ's squared error", text)
+        self.assertNotIn("What REMEDIES names", " ".join(self.good("diagnose", path, "--no-remedies").split()))
 
     def test_diagnose_says_why_it_tried_no_remedies(self):
         path = self.input(LATE)
@@ -783,6 +797,15 @@ class Identify(Case):
     def test_an_unmodified_kernel_is_exact(self):
         self.assertIn("unmodified (fa3)", self.good("identify", self.input(SMALL)))
         self.assertEqual(self.json("identify", self.input(SMALL))["captures"][0]["verdict"], "unmodified")
+
+    def test_many_captures_end_in_a_summary(self):
+        for name, source in (("a", SMALL), ("b", LATE), ("c", os.path.join(GOLDENS, "fa3-variants", "case_01_late.h5"))):
+            self.input(source, f"set/{name}.h5")
+        deviation = "fa3; dpsum: each product dO*O rounded to BF16"
+        text = self.good("identify", self.path("set"), "--without-remedies")
+        self.assertTrue(text.endswith(f"\nIN ALL   3 captures\n  2  fa3, unmodified\n  1  {deviation}\n"), text)
+        self.assertEqual(self.json("identify", self.path("set"), "--without-remedies")["kinds"], {"fa3, unmodified": 2, deviation: 1})
+        self.assertNotIn("IN ALL", self.good("identify", self.path("set/a.h5")))
 
     def test_bits_of_no_kernel_are_not_explained_away(self):
         wrong = self.path("wrong.h5")
