@@ -96,7 +96,7 @@ std::string verdict_text(const Capture& capture, const Diagnosis& d) {
     return text;
   }
   if (d.whole.residue.rows == 0)
-    return text + wrapped("No row sees a key with finite scores: there is nothing to find.");
+    return text + wrapped("No row sees a key with finite scores: nothing can be measured.");
   const double error = dq_error(d);
   if (!std::isfinite(d.whole.leak)) {
     return text + wrapped("dQ is zero or not finite, so there is nothing to measure a leak against.");

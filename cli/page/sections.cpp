@@ -116,7 +116,7 @@ std::string subject_line(const Json& one, const Problem& problem) {
 
 std::string verdict_sentence(const Json& one) {
   const double rows = number_at(one, "/row_max_residue/rows");
-  if (!(rows > 0)) return "No row sees a key with finite scores: there is nothing to find.";
+  if (!(rows > 0)) return "No row sees a key with finite scores: nothing can be measured.";
   if (!with_backward(one)) {
     return "Forward only: the softmax exponent of a row’s largest score misses 0 by up to " +
            figure(one, "/row_max_residue/largest") + ".";
@@ -159,6 +159,7 @@ std::string head_of(const Json& one) {
   }
   text += tile("residue", "Row-max residue", figure(one, "/row_max_residue/largest"),
                "largest, an exponent of 2; 0 in theory");
+  if (!(number_at(one, "/row_max_residue/rows") > 0)) return text + "</div>\n";
   text += tile("", "Rows with a residue", figure(one, "/row_max_residue/nonzero", Style::count),
                "of " + figure(one, "/row_max_residue/rows", Style::count) + "; tied maxima in " +
                    figure(one, "/tied_maxima/rows", Style::count));
@@ -166,7 +167,7 @@ std::string head_of(const Json& one) {
 }
 
 std::string cause_section(const Json& one) {
-  if (!with_backward(one)) return "";
+  if (!with_backward(one) || !(number_at(one, "/score_gradient_sum/before_cast/rows") > 0)) return "";
   const bool softcap = has_softcap(one);
   const std::string key = "/score_gradient_sum/terms/";
   struct Part {

@@ -963,7 +963,10 @@ class Json(Case):
             self.assertEqual(one["remedies"], {"not_tried": why})
             errors = {name: e.get("stored", e.get("largest_absolute")) for name, e in one["errors"].items()}
             self.assertEqual([name for name, e in errors.items() if e is not None], kept)
-            text = self.good("diagnose", path)
+            page = self.path("page.html")
+            text = self.good("diagnose", path, "--html", page)
+            with open(page, encoding="utf-8") as f:
+                self.assertNotIn("Which rounding makes the sums", f.read())
             for section in ("BLAME\n  Not run: ", "REMEDIES\n  Not tried: "):
                 self.assertIn(section + why + ".", text)
             self.assertIn("0 in exact arithmetic; no row is finite", text)
