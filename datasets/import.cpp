@@ -5,7 +5,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <initializer_list>
 #include <set>
+#include <string_view>
 
 #include "datasets/deviate.hpp"
 #include "datasets/error.hpp"
@@ -46,6 +48,12 @@ Split split(const std::string& name) {
 std::string lower(std::string text) {
   std::transform(text.begin(), text.end(), text.begin(),
                  [](unsigned char c) { return c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c; });
+  return text;
+}
+
+std::string joined(std::initializer_list<std::string_view> parts) {
+  std::string text;
+  for (const std::string_view part : parts) text += part;
   return text;
 }
 
@@ -115,8 +123,8 @@ class Importer {
         if (std::find(names.begin(), names.end(), lower(parts.last)) == names.end()) continue;
         const auto [at, fresh] = found[parts.prefix].emplace(own, name);
         if (!fresh) {
-          fail("tensors " + printable(at->second) + " and " + printable(name) + " could both be " + own +
-               "; expected --map " + own + "=NAME");
+          fail(joined({"tensors ", printable(at->second), " and ", printable(name), " could both be ", own,
+                       "; expected --map ", own, "=NAME"}));
         }
       }
     }
@@ -188,8 +196,8 @@ class Importer {
       const auto back = static_cast<double>(std::bit_cast<float>(std::uint32_t{result.data[i]} << 16U));
       if (!is_nan && back != value) {
         if (inexact++ == 0 && !options_.round) {
-          fail(name + " is " + type + " and element " + std::to_string(i) + ", " + shortest_text(value) +
-               ", is no BF16 number; expected BF16, or --round to round to nearest even");
+          fail(joined({name, " is ", type, " and element ", std::to_string(i), ", ", shortest_text(value),
+                       ", is no BF16 number; expected BF16, or --round to round to nearest even"}));
         }
       }
     }
@@ -276,7 +284,7 @@ class Importer {
 
   /// What the file says of a name: beside the capture, or for the whole file.
   const Attribute* said(const std::string& prefix, const std::string& name) const {
-    for (const std::string& key : {prefix + "/" + name, prefix + "." + name, name}) {
+    for (const std::string& key : {joined({prefix, "/", name}), joined({prefix, ".", name}), name}) {
       const auto found = file_.attributes.find(key);
       if (found != file_.attributes.end()) return &found->second;
     }

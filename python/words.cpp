@@ -196,7 +196,7 @@ py::capsule dlpack_of(const Bf16Tensor& tensor, const py::handle& owner) {
       release(static_cast<DlManagedTensor*>(PyCapsule_GetPointer(object, "dltensor")));
   });
   if (capsule == nullptr) throw py::error_already_set();
-  kept.release();
+  static_cast<void>(kept.release());  // the capsule's from here on
   return py::reinterpret_steal<py::capsule>(capsule);
 }
 
