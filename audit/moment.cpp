@@ -35,26 +35,34 @@ std::string text_of(const Attribute& value) {
   return shortest_text(std::get<double>(value));
 }
 
-std::int64_t whole_number(const Attributes& attributes, const std::string& name, const std::string& where) {
+/// 0 where the attribute is absent.
+std::int64_t expected_number(const Attributes& attributes, const std::string& name,
+                             const std::string& where) {
   const auto found = attributes.find(name);
   if (found == attributes.end()) return 0;
-  if (const auto* number = std::get_if<std::int64_t>(&found->second)) return *number;
-  if (const auto* number = std::get_if<double>(&found->second)) {
-    constexpr double kMost = 9007199254740992;  // beyond it, not every whole number is a double
-    if (std::trunc(*number) == *number && std::fabs(*number) <= kMost)
-      return static_cast<std::int64_t>(*number);
-  }
-  if (const auto* text = std::get_if<std::string>(&found->second)) {
-    std::int64_t value = 0;
-    const char* end = text->data() + text->size();
-    const auto [stop, error] = std::from_chars(text->data(), end, value);
-    if (error == std::errc{} && stop == end) return value;
-  }
+  if (const std::optional<std::int64_t> number = whole_number(attributes, name)) return *number;
   throw InputError(where + ": attribute " + name + " is " + printable(text_of(found->second), 40) +
                    ", expected a whole number");
 }
 
 }  // namespace
+
+std::optional<std::int64_t> whole_number(const Attributes& attributes, const std::string& name) {
+  const auto found = attributes.find(name);
+  if (found == attributes.end()) return std::nullopt;
+  if (const auto* number = std::get_if<std::int64_t>(&found->second)) return *number;
+  if (const auto* number = std::get_if<double>(&found->second)) {
+    constexpr double kMost = 9007199254740992;  // beyond it, not every whole number is a double
+    if (std::trunc(*number) == *number && std::fabs(*number) <= kMost)
+      return static_cast<std::int64_t>(*number);
+    return std::nullopt;
+  }
+  const std::string& text = std::get<std::string>(found->second);
+  std::int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  return error == std::errc{} && stop == end ? std::optional(value) : std::nullopt;
+}
 
 bool natural_less(const std::string& a, const std::string& b) {
   std::size_t i = 0;
@@ -85,9 +93,9 @@ bool operator<(const Moment& a, const Moment& b) {
 Moment moment_of(const Attributes& attributes, const std::string& where, const std::string& group,
                  const std::string& place) {
   Moment moment;
-  moment.step = whole_number(attributes, "step", where);
-  moment.call = whole_number(attributes, "call", where);
-  moment.rank = whole_number(attributes, "rank", where);
+  moment.step = expected_number(attributes, "step", where);
+  moment.call = expected_number(attributes, "call", where);
+  moment.rank = expected_number(attributes, "rank", where);
   const auto layer = attributes.find("layer");
   if (layer != attributes.end()) moment.layer = text_of(layer->second);
   const bool has_step = attributes.count("step") != 0;

@@ -2,6 +2,7 @@
 // When in a run a capture was taken, and the order of such moments.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "datasets/problem.hpp"
@@ -24,6 +25,9 @@ bool operator<(const Moment& a, const Moment& b);
 
 /// blocks.9.attn before blocks.10.attn: runs of digits count as numbers.
 bool natural_less(const std::string& a, const std::string& b);
+
+/// An attribute that is a whole number, as such or as text; none where it is absent or no whole number.
+std::optional<std::int64_t> whole_number(const Attributes& attributes, const std::string& name);
 
 /// The moment that the attributes step, layer, call and rank say, numbers as such or as text. The layer of a
 /// capture that says none is `group`, and `place` (where in its run it lies) if it says no step either.

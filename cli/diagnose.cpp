@@ -130,6 +130,7 @@ class Diagnosing {
     Json one;
     page::Page::Sections sections;
     std::string report;
+    std::string remark;  ///< for standard error
   };
 
   bool with_page() const { return !options_.page.empty(); }
@@ -220,6 +221,10 @@ class Diagnosing {
       found.report = diagnosis_report(capture, diagnosis, options_.worst);
     }
     found.one = diagnosis_json(capture, diagnosis, options_.worst);
+    if (capture.problem.attributes.contains("step") && found.one["step"].is_null()) {
+      found.remark = capture.name + ": its step, " + one_line(capture.problem.text("step")) +
+                     ", is no whole number: ranked as without one";
+    }
     Json entry{{"diagnosis", found.one}};
     if (with_page() && shown_on_page(found.one)) {
       found.sections = page::Page::sections(capture, diagnosis, found.one);
@@ -249,6 +254,10 @@ class Diagnosing {
     if (one_ && !common_.json) {
       bar_.clear();
       print(found.report);
+    }
+    if (!one_ && !found.remark.empty() && !common_.quiet) {
+      bar_.clear();
+      warn(found.remark);
     }
     lines_.push_back(diagnosis_line(found.one));
     ranked_.push_back(ranked_capture(found.one));

@@ -1,10 +1,11 @@
 #include "cli/diagnosis_json.hpp"
 
-#include <charconv>
 #include <cmath>
+#include <optional>
 #include <string>
 #include <variant>
 
+#include "audit/moment.hpp"
 #include "cli/blame_section.hpp"
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
@@ -85,22 +86,6 @@ Json row_json(const audit::Diagnosis& d, const audit::RowId& row) {
   return json;
 }
 
-/// The training step that a capture names, as a whole number; null where it names none.
-Json step_json(const Problem& problem) {
-  const auto found = problem.attributes.find("step");
-  if (found == problem.attributes.end()) return nullptr;
-  if (const auto* number = std::get_if<double>(&found->second)) {
-    constexpr double kLargest = 9007199254740992.0;  // up to here fp64 holds every whole number
-    const bool whole = std::abs(*number) <= kLargest && std::floor(*number) == *number;
-    return whole ? Json(static_cast<std::int64_t>(*number)) : Json(nullptr);
-  }
-  const std::string text = problem.text("step");
-  std::int64_t step = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, step);
-  return error == std::errc{} && stop == end ? Json(step) : Json(nullptr);
-}
-
 /// An attribute as text, null where it is absent or empty.
 Json attribute_json(const Problem& problem, const char* name) {
   const std::string text = problem.text(name);
@@ -113,7 +98,8 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
   const Problem& problem = capture.problem;
   Json json = capture_json(capture, d.inputs);
   json["layer"] = attribute_json(problem, "layer");
-  json["step"] = step_json(problem);
+  const std::optional<std::int64_t> step = audit::whole_number(problem.attributes, "step");
+  json["step"] = step ? Json(*step) : Json(nullptr);
   json["heads_kept"] = attribute_json(problem, "heads_kept");
   const std::int64_t launched = problem.integer("launch_heads_q", 0);
   json["launch_heads_q"] = launched > 0 ? Json(launched) : Json(nullptr);

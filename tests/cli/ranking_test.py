@@ -329,6 +329,20 @@ class Ranks(Case):
         self.refused(self.path("run"), "-b", "fa9", says="fa9")
 
 
+class OddSteps(Case):
+    def test_a_step_that_is_no_whole_number_is_told(self):
+        for name, step in (("a", 0.5), ("b", "abc"), ("c", 3.0), ("d", "4")):
+            self.capture(f"run/{name}.h5", SMALL, step=step, layer=name)
+        code, out, err = run("diagnose", self.path("run"), "--no-reference", "--json")
+        self.assertEqual(code, 0)
+        steps = {x["layer"]: x["steps"][0]["step"] for x in json.loads(out)["ranking"]["layers"]}
+        self.assertEqual(steps, {"a": None, "b": None, "c": 3, "d": 4})
+        lines = err.splitlines()
+        self.assertEqual(len(lines), 2, err)
+        self.assertIn("a.h5: its step, 0.5, is no whole number: ranked as without one", lines[0])
+        self.assertIn("b.h5: its step, abc, is no whole number", lines[1])
+
+
 class Journals(Case):
     def lines(self, path):
         with open(path, "rb") as file:
