@@ -197,7 +197,7 @@ class Diagnosing {
 
   bool shown_on_page(const Json& one) {
     const std::lock_guard lock(mutex_);
-    return page_.shows(page::number_at(one, "/leak/p_weighted_key"));
+    return page_.shows(number_at(one, "/leak/p_weighted_key"));
   }
 
   /// Called from any thread, for different captures at once.
@@ -272,16 +272,17 @@ class Diagnosing {
     if (writer_) writer_->commit();
     const bool run = is_run(ranked_);
     const audit::Ranking ranking = run ? audit::rank(ranked_) : audit::Ranking();
+    const Json ranked = run ? ranking_json(ranking) : Json();
     const RankingTerms terms{how_.backend, !how_.reference.empty(), how_.blame != audit::BlameScope::none,
                              remedies_ != audit::TryRemedies::never};
     const bool page = with_page() && !page_.empty();
     if (page) {
-      if (run) page_.introduce(page::ranking_introduction(ranking_json(ranking), ranking, terms));
+      if (run) page_.introduce(page::ranking_introduction(ranked, ranking, terms));
       write_text_file(options_.page, page_.html(), arguments_);
     }
     if (common_.json) {
-      Json object{{"captures", json_}};
-      if (run) object["ranking"] = ranking_json(ranking);
+      Json object{{"captures", std::move(json_)}};
+      if (run) object["ranking"] = ranked;
       if (writer_) object["written"] = options_.output;
       if (page) object["page"] = options_.page;
       print_json(object);

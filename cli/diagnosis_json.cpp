@@ -150,4 +150,9 @@ Json diagnosis_json(const Capture& capture, const audit::Diagnosis& d, std::size
   return json;
 }
 
+std::string drift_pointer(const Json& one) {
+  return number_at(one, "/softcap") > 0 ? "/score_gradient_sum/before_cast"
+                                        : "/score_gradient_sum/after_cast";
+}
+
 }  // namespace bitattn::cli

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "audit/ranking.hpp"
 #include "cli/blame_section.hpp"
 #include "cli/capture_header.hpp"
 #include "cli/comparison_report.hpp"
+#include "cli/diagnosis_json.hpp"
 #include "cli/output.hpp"
 #include "cli/remedies_section.hpp"
 #include "cli/table.hpp"
@@ -19,12 +21,6 @@ namespace {
 
 using audit::Diagnosis;
 using audit::RowSummary;
-
-/// Two digits, always in the form of the tables in docs/spec/measured-facts.md.
-std::string figure(double x) {
-  if (std::isnan(x)) return "-";
-  return x == 0 ? "0" : fmt::format("{:.1e}", x);
-}
 
 std::string place_text(const Problem& problem, std::size_t index) {
   audit::TileSizes none;
@@ -299,7 +295,6 @@ std::string specials_report(const Capture& capture, const Diagnosis& d) {
 std::string meaning_text(const Capture& capture, const Diagnosis& d) {
   if (!d.with_backward || d.whole.residue.rows == 0) return "";
   const RowSummary& s = d.whole;
-  constexpr double kCasts = 2e-3;
   std::string text = "\nWHAT IT MEANS\n";
   const double sum = capture.problem.softcap > 0 ? s.before_cast.rms : s.after_cast.rms;
   if (sum > 0) {
@@ -314,7 +309,7 @@ std::string meaning_text(const Capture& capture, const Diagnosis& d) {
   const double error = dq_error(d);
   if (!std::isfinite(s.leak)) {
     text += wrapped("dQ is zero or not finite, so a leak has nothing to be measured against.");
-  } else if (s.leak <= kCasts) {
+  } else if (s.leak <= audit::kLeakOfCasts) {
     text +=
         wrapped(std::string("The leak is within what the BF16 casts cost anyway (about 2e-3 of dQ): nothing "
                             "has to be done about "
@@ -325,7 +320,7 @@ std::string meaning_text(const Capture& capture, const Diagnosis& d) {
   } else {
     text += wrapped(fmt::format(
         "The leak is {} times what the BF16 casts cost anyway (about 2e-3 of dQ){}.",
-        brief_number(s.leak / kCasts),
+        brief_number(s.leak / audit::kLeakOfCasts),
         d.with_truth && error > 0
             ? fmt::format(", as large as {} of the whole error of dQ", percent(std::min(1.0, s.leak / error)))
             : ""));
@@ -370,22 +365,16 @@ std::string diagnosis_report(const Capture& capture, const Diagnosis& d, std::si
 
 namespace {
 
-const Json& member(const Json& json, const char* name) {
-  static const Json kNothing;
-  const auto found = json.find(name);
-  return found == json.end() ? kNothing : *found;
-}
-
 /// "dpsum_o_cast 70%", "many small ones", "" where blame was not run.
 std::string largest_site(const Json& one) {
-  const Json& tensors = member(member(one, "blame"), "tensors");
-  const Json& shares = tensors.contains("dq") ? member(tensors, "dq") : member(tensors, "out");
+  const Json& tensors = at(one, "/blame/tensors");
+  const Json& shares = at(tensors, tensors.contains("dq") ? "/dq" : "/out");
   if (!shares.is_object()) return "";
-  const Json& others = member(member(shares, "others"), "fair");
+  const Json& others = at(shares, "/others/fair");
   double largest = others.is_number() ? others.get<double>() : 0;
   std::string text = largest > 0 ? "many small ones" : "none";
-  for (const Json& site : member(shares, "sites")) {
-    const Json& fair = member(site, "fair");
+  for (const Json& site : at(shares, "/sites")) {
+    const Json& fair = at(site, "/fair");
     if (!fair.is_number() || fair.get<double>() <= largest) continue;
     largest = fair.get<double>();
     text = fmt::format("{} {}", site.value("site", ""), percent(largest));
@@ -395,19 +384,19 @@ std::string largest_site(const Json& one) {
 
 /// "o-residual+rounded-sum+ds-split, about 20%", "none needed", "" where none was tried.
 std::string cheapest_remedy(const Json& one) {
-  const Json& remedies = member(one, "remedies");
-  const Json& trials = member(remedies, "trials");
+  const Json& remedies = at(one, "/remedies");
+  const Json& trials = at(remedies, "/trials");
   if (!trials.is_array()) return "";
   const Json& cheapest =
-      member(remedies, member(remedies, "cheapest").is_string() ? "cheapest" : "cheapest_with_inputs");
+      at(remedies, at(remedies, "/cheapest").is_string() ? "/cheapest" : "/cheapest_with_inputs");
   if (!cheapest.is_string()) return "none of those tried";
   const auto name = cheapest.get<std::string>();
   if (name == "fa3") return "none needed";
   const auto trial =
       std::find_if(trials.begin(), trials.end(), [&](const Json& t) { return t.value("name", "") == name; });
   if (trial == trials.end()) return "";
-  const Json& measured = member(member(*trial, "cost"), "measured_share");
-  const Json& estimated = member(member(*trial, "cost"), "estimated_share");
+  const Json& measured = at(*trial, "/cost/measured_share");
+  const Json& estimated = at(*trial, "/cost/estimated_share");
   std::string cost;
   if (measured.is_object()) {
     cost = ", up to " + percent(measured.value("high", 0.0));
@@ -430,10 +419,6 @@ void sort_worst_first(std::vector<DiagnosisLine>& lines) {
 }  // namespace
 
 DiagnosisLine diagnosis_line(const Json& one) {
-  const auto number = [&one](const char* pointer) {
-    const Json::json_pointer at(pointer);
-    return one.contains(at) && one.at(at).is_number() ? one.at(at).get<double>() : std::nan("");
-  };
   DiagnosisLine line;
   line.capture = one.value("capture", "");
   const Json& bits = one.at("against_recorded");
@@ -442,12 +427,11 @@ DiagnosisLine diagnosis_line(const Json& one) {
                       ? "equal"
                       : grouped(bits.at("differing_bits").get<std::size_t>()) + " differ";
   line.rows = one.at("row_max_residue").at("rows").get<std::size_t>();
-  line.largest_residue = number("/row_max_residue/largest");
-  line.drift = number(number("/softcap") > 0 ? "/score_gradient_sum/before_cast/rms"
-                                             : "/score_gradient_sum/after_cast/rms");
-  line.leak = number("/leak/p_weighted_key");
-  line.condition = number("/condition");
-  line.dq_error = number("/errors/dq/before_cast");
+  line.largest_residue = number_at(one, "/row_max_residue/largest");
+  line.drift = number_at(one, drift_pointer(one) + "/rms");
+  line.leak = number_at(one, "/leak/p_weighted_key");
+  line.condition = number_at(one, "/condition");
+  line.dq_error = number_at(one, "/errors/dq/before_cast");
   line.site = largest_site(one);
   line.remedy = cheapest_remedy(one);
   return line;

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string_view>
 
 #include "datasets/capture_file.hpp"
@@ -31,12 +32,26 @@ std::string head_of(std::string_view rest) {
   return fmt::format("{{\"crc32\":\"{:08x}\",", libdeflate_crc32(0, rest.data(), rest.size()));
 }
 
-/// The entry of a line, discarded where the line is not as it was written.
-Json whole_entry(const std::string& line) {
+constexpr std::string_view kBeforeKey = "\"key\":";
+constexpr std::string_view kBeforeEntry = ",\"entry\":";
+
+struct Line {
+  std::string_view key, entry;  ///< JSON
+};
+
+/// The parts of a line, none where it is not as it was written.
+std::optional<Line> parts_of(std::string_view line) {
   const std::size_t head = head_of({}).size();
-  if (line.size() < head || line.compare(0, head, head_of(std::string_view(line).substr(head))) != 0)
-    return Json(Json::value_t::discarded);
-  return Json::parse(line, nullptr, false);
+  if (line.size() < head) return std::nullopt;
+  const std::string_view rest = line.substr(head);
+  if (line.substr(0, head) != head_of(rest)) return std::nullopt;
+  // Quotes within a key's texts are escaped: this is where it ends.
+  const std::size_t end = rest.find(kBeforeEntry);
+  if (!rest.starts_with(kBeforeKey) || end == std::string_view::npos || !rest.ends_with('}'))
+    return std::nullopt;
+  const std::size_t entry = end + kBeforeEntry.size();
+  return Line{rest.substr(kBeforeKey.size(), end - kBeforeKey.size()),
+              rest.substr(entry, rest.size() - 1 - entry)};
 }
 
 /// A path in letters that any JSON holds, no two paths alike.
@@ -96,11 +111,10 @@ void Journal::load() {
       continue;
     }
     ++number;
-    const Json entry = whole_entry(line);
-    if (entry.is_discarded()) {
-      warn(fmt::format("{}: line {} is damaged: its capture is done again", path_, number));
+    if (const std::optional<Line> parts = parts_of(line)) {
+      kept_[std::string(parts->key)] = place;
     } else {
-      kept_[dumped(entry["key"])] = place;
+      warn(fmt::format("{}: line {} is damaged: its capture is done again", path_, number));
     }
   }
   if (file.bad()) throw InputError(path_ + ": the journal cannot be read");
@@ -110,11 +124,11 @@ void Journal::load() {
 }
 
 std::string Journal::key(const std::string& capture) const {
+  const CaptureName name = parse_capture_name(capture);
   struct stat about {};
-  ::stat(parse_capture_name(capture).file.c_str(), &about);
+  ::stat(name.file.c_str(), &about);
   constexpr std::int64_t kNanoseconds = 1000000000;
   const std::int64_t changed = about.st_mtim.tv_sec * kNanoseconds + about.st_mtim.tv_nsec;
-  const CaptureName name = parse_capture_name(capture);
   std::error_code error;  // a file that is gone is told by whoever reads it
   const std::string file = std::filesystem::weakly_canonical(name.file, error).string();
   return dumped(Json::array(
@@ -128,12 +142,12 @@ Json Journal::find(const std::string& key) const {
   std::string line(found->second.length, '\0');
   const ssize_t n = ::pread(descriptor_, line.data(), line.size(), found->second.begin);
   if (n != static_cast<ssize_t>(line.size())) return nullptr;
-  Json json = whole_entry(line);
-  return json.is_discarded() ? Json(nullptr) : json["entry"];
+  const std::optional<Line> parts = parts_of(line);
+  return parts ? Json::parse(parts->entry, nullptr, false) : Json(nullptr);
 }
 
 void Journal::add(const std::string& key, const Json& entry) {
-  const std::string rest = "\"key\":" + key + ",\"entry\":" + dumped(entry) + "}";
+  const std::string rest = fmt::format("{}{}{}{}}}", kBeforeKey, key, kBeforeEntry, dumped(entry));
   const std::lock_guard lock(mutex_);
   append(head_of(rest) + rest + "\n");
 }

@@ -82,6 +82,22 @@ std::string percent(double share) {
   return x >= 10 ? fmt::format("{:.0f}%", x) : fmt::format("{:.2g}%", x);
 }
 
+std::string figure(double x) {
+  if (std::isnan(x)) return "-";
+  return x == 0 ? "0" : fmt::format("{:.1e}", x);
+}
+
+const Json& at(const Json& json, const std::string& pointer) {
+  static const Json kNull = nullptr;
+  const Json::json_pointer where(pointer);
+  return json.contains(where) ? json.at(where) : kNull;
+}
+
+double number_at(const Json& json, const std::string& pointer) {
+  const Json& value = at(json, pointer);
+  return value.is_number() ? value.get<double>() : std::nan("");
+}
+
 Json json_number(double x) {
   return std::isfinite(x) ? Json(x) : Json(nullptr);
 }

@@ -36,6 +36,14 @@ std::string bytes_text(double bytes);
 /// A share as "0.12%", "25%".
 std::string percent(double share);
 
+/// Two digits, always in the form of the tables in docs/spec/measured-facts.md; "-" for what is not defined.
+std::string figure(double x);
+
+/// The value at a JSON pointer, null where there is none.
+const Json& at(const Json& json, const std::string& pointer);
+/// The number there; NaN where it is null or absent.
+double number_at(const Json& json, const std::string& pointer);
+
 /// null for what is not finite.
 Json json_number(double x);
 Json json_shape(const std::vector<std::size_t>& shape);

@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 
+#include "cli/diagnosis_json.hpp"
 #include "cli/table.hpp"
 #include "datasets/shape_text.hpp"
 
@@ -26,21 +27,9 @@ constexpr std::size_t kHeads = 10;         // lines of HEADS
 constexpr std::size_t kNameColumns = 22;   // of a layer's name in a table of figures
 constexpr std::size_t kFirstColumns = 76;  // in BACKWARD IN FP32 FIRST
 
-double number_at(const Json& json, const char* pointer) {
-  const Json::json_pointer at(pointer);
-  if (!json.contains(at) || !json.at(at).is_number()) return std::numeric_limits<double>::quiet_NaN();
-  return json.at(at).get<double>();
-}
-
 std::string text_at(const Json& json, const char* key) {
   const auto found = json.find(key);
   return found != json.end() && found->is_string() ? found->get<std::string>() : "";
-}
-
-/// Two digits, always in the form of the tables in docs/spec/measured-facts.md.
-std::string figure(double x) {
-  if (std::isnan(x)) return "-";
-  return x == 0 ? "0" : fmt::format("{:.1e}", x);
 }
 
 std::string short_number(double x) {
@@ -71,10 +60,6 @@ void add_row(Table& table, const std::string& layer, const RankedStep& step, dou
   table.row({layer, step_text(step.step), figure(f.leak), growth_text(growth), figure(f.dq_error),
              figure(f.residue), figure(f.drift), short_number(f.mean_q_norm), short_number(f.mean_k_norm),
              short_number(f.largest_logit)});
-}
-
-bool falls_back(const RankedLayer& layer) {
-  return layer.falls_back();
 }
 
 /// "from step 2 on", "at step 2"; "" where steps have no number.
@@ -115,7 +100,8 @@ std::string not_finite_section(const Ranking& ranking) {
 }
 
 std::string layers_text(const Ranking& ranking, const RankingTerms& terms) {
-  const bool back = std::any_of(ranking.layers.begin(), ranking.layers.end(), falls_back);
+  const bool back =
+      std::any_of(ranking.layers.begin(), ranking.layers.end(), std::mem_fn(&RankedLayer::falls_back));
   std::string text =
       fmt::format("LAYERS   by leak at their last step{}, share of the {} |dQ|; worst first\n",
                   back ? " where it is known" : "", terms.with_reference ? "true" : "emulated");
@@ -249,8 +235,7 @@ audit::RankedCapture ranked_capture(const Json& one) {
   f.dq_error = number_at(one, "/dq_error");
   f.condition = number_at(one, "/condition");
   f.residue = number_at(one, "/row_max_residue/largest");
-  f.drift = number_at(one, number_at(one, "/softcap") > 0 ? "/score_gradient_sum/before_cast/rms"
-                                                          : "/score_gradient_sum/after_cast/rms");
+  f.drift = number_at(one, drift_pointer(one) + "/rms");
   f.mean_q_norm = number_at(one, "/norms/mean_q");
   f.mean_k_norm = number_at(one, "/norms/mean_k");
   f.largest_logit = number_at(one, "/largest_logit/value");
@@ -303,7 +288,8 @@ std::string verdict_text(const Ranking& ranking) {
       std::count_if(ranking.layers.begin(), ranking.layers.end(),
                     [](const RankedLayer& l) { return std::isnan(l.ranked_step().figures.leak); }));
   if (unknown == ranking.layers.size()) return "No layer has a leak that is known.";
-  const bool back = std::any_of(ranking.layers.begin(), ranking.layers.end(), falls_back);
+  const bool back =
+      std::any_of(ranking.layers.begin(), ranking.layers.end(), std::mem_fn(&RankedLayer::falls_back));
   const std::size_t n = ranking.fp32_first.size();
   std::string text = n == 0 ? "No layer leaks"
                             : fmt::format("{} of {} {}", grouped(n), counted(ranking.layers.size(), "layer"),

@@ -385,33 +385,16 @@ class GroupReader {
                                             : "[batch, length, heads, head size]"));
       }
     }
-    problem.heads_q = q_.shape[rank - 2];
-    problem.heads_kv = k_.shape[rank - 2];
-    problem.head_dim = q_.shape[rank - 1];
-    problem.head_dim_v = v_.shape[rank - 1];
     if (problem.layout == Layout::thd) {
       problem.cu_seqlens_q = read_offsets("cu_seqlens_q");
       problem.cu_seqlens_k = read_offsets("cu_seqlens_k");
-      problem.batch = problem.cu_seqlens_q.empty() ? 0 : problem.cu_seqlens_q.size() - 1;
-      problem.seqlen_q = longest(problem.cu_seqlens_q);
-      problem.seqlen_k = longest(problem.cu_seqlens_k);
     } else {
       for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"}) {
         if (holds(group_.get(), name))
           fail(std::string("tensor ") + name + " found, expected with layout THD only");
       }
-      problem.batch = q_.shape[0];
-      problem.seqlen_q = q_.shape[1];
-      problem.seqlen_k = k_.shape[1];
     }
-  }
-
-  static std::size_t longest(const std::vector<std::int32_t>& offsets) {
-    std::int64_t most = 0;
-    for (std::size_t i = 1; i < offsets.size(); ++i) {
-      most = std::max(most, static_cast<std::int64_t>(offsets[i]) - offsets[i - 1]);
-    }
-    return static_cast<std::size_t>(most);
+    set_sizes(problem);
   }
 
   std::vector<std::int32_t> read_offsets(const char* name) {

@@ -51,6 +51,10 @@ std::string lower(std::string text) {
   return text;
 }
 
+bool is_usual(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), lower(name)) != names.end();
+}
+
 std::string joined(std::initializer_list<std::string_view> parts) {
   std::string text;
   for (const std::string_view part : parts) text += part;
@@ -108,9 +112,8 @@ class Importer {
   }
 
   bool has_usual_name(const std::string& own) const {
-    const std::vector<std::string>& names = usual_names().at(own);
     return std::any_of(file_.tensors.begin(), file_.tensors.end(), [&](const auto& tensor) {
-      return std::find(names.begin(), names.end(), lower(split(tensor.first).last)) != names.end();
+      return is_usual(usual_names().at(own), split(tensor.first).last);
     });
   }
 
@@ -120,7 +123,7 @@ class Importer {
       const Split parts = split(name);
       for (const auto& [own, names] : usual_names()) {
         if (options_.names.contains(own)) continue;
-        if (std::find(names.begin(), names.end(), lower(parts.last)) == names.end()) continue;
+        if (!is_usual(names, parts.last)) continue;
         const auto [at, fresh] = found[parts.prefix].emplace(own, name);
         if (!fresh) {
           fail(joined({"tensors ", printable(at->second), " and ", printable(name), " could both be ", own,
@@ -335,13 +338,10 @@ class Importer {
     if (alignment != "bottom-right" && alignment != "top-left")
       fail("causal_alignment is \"" + printable(alignment, 40) + "\", expected bottom-right or top-left");
     p.causal_alignment = alignment == "top-left" ? CausalAlignment::top_left : CausalAlignment::bottom_right;
-    static const std::set<std::string> kOwn{"softmax_scale", "causal",         "window_left",
-                                            "window_right",  "softcap",        "deterministic",
-                                            "layout",        "schema_version", "causal_alignment"};
     for (const auto& [key, value] : file_.attributes) {
       const Split parts = split(key);
       const bool own = key.find('/') == std::string::npos || key.rfind(prefix + "/", 0) == 0;
-      if (own && !kOwn.contains(parts.last)) p.attributes[parts.last] = value;
+      if (own && !is_problem_attribute(parts.last)) p.attributes[parts.last] = value;
     }
     // What tells a capture from the others of its file is its layer, where nothing else is said.
     if (!prefix.empty() && !p.attributes.contains("layer")) p.attributes["layer"] = prefix;

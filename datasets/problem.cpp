@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <set>
 
 #include "datasets/error.hpp"
 #include "datasets/problem_check.hpp"
@@ -203,6 +204,13 @@ void check_window(int value, const char* name, const std::string& where) {
 }
 
 }  // namespace
+
+bool is_problem_attribute(const std::string& name) {
+  static const std::set<std::string> kNames{"softmax_scale", "causal",         "window_left",
+                                            "window_right",  "softcap",        "deterministic",
+                                            "layout",        "schema_version", "causal_alignment"};
+  return kNames.contains(name);
+}
 
 void set_sizes(Problem& p) {
   const std::size_t axes = p.q.shape.size();

@@ -11,6 +11,9 @@ namespace bitattn {
 /// the axes of the layout.
 void set_sizes(Problem& problem);
 
+/// Is that attribute one that a problem holds itself, so that it cannot be among its others?
+bool is_problem_attribute(const std::string& name);
+
 /// check_problem with the tensors' data left out, so that a reader can refuse a problem before it takes
 /// memory for it. Throws InputError.
 void check_problem_without_data(const Problem& problem, const std::string& where);

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -143,13 +142,10 @@ Attribute attribute(const py::handle& value, const std::string& name) {
 
 /// A dictionary of a capture's own attributes. What a problem holds itself cannot be among them.
 Attributes attributes_from(const py::dict& dict) {
-  static const std::set<std::string> kOwn{"softmax_scale",    "causal",        "window_left",
-                                          "window_right",     "softcap",       "layout",
-                                          "causal_alignment", "deterministic", "schema_version"};
   Attributes attributes;
   for (const auto& [key, value] : dict) {
     const std::string name = plain_text(py::str(key), "the name of an attribute");
-    if (kOwn.contains(name)) throw InputError("attribute " + name + " is an argument of its own");
+    if (is_problem_attribute(name)) throw InputError("attribute " + name + " is an argument of its own");
     attributes[name] = attribute(value, name);
   }
   return attributes;
@@ -357,9 +353,17 @@ py::object compare_recorded(const Capture& a, const Capture& b) {
   Json json;
   {
     const py::gil_scoped_release free;
-    const std::string difference = audit::problem_difference(a.problem, b.problem);
-    if (!difference.empty())
+    const auto fail = [&](const std::string& difference) {
       throw InputError(a.name + " and " + b.name + " are not the same problem: " + difference);
+    };
+    const std::string difference = audit::problem_difference(a.problem, b.problem);
+    if (!difference.empty()) fail(difference);
+    for (const audit::TensorComparison& t : audit::compare_inputs(a.problem, b.problem)) {
+      if (t.verdict == audit::TensorVerdict::differs)
+        fail(t.tensor + " differs in " + std::to_string(t.differing_bits) + " of " +
+             std::to_string(t.elements) + " elements");
+    }
+    // Bits against bits: also of what a backend has just computed no order of adding is left open.
     Result first = a.recorded;
     Result second = b.recorded;
     first.backend = second.backend = "recorded";

@@ -105,17 +105,6 @@ std::string share_text(double share) {
   return (x >= 9.95 ? grouped_integer(x) : fmt::format("{:.2g}", x)) + " %";
 }
 
-const Json& at(const Json& json, const std::string& pointer) {
-  static const Json kNull = nullptr;
-  const Json::json_pointer where(pointer);
-  return json.contains(where) ? json.at(where) : kNull;
-}
-
-double number_at(const Json& json, const std::string& pointer) {
-  const Json& value = at(json, pointer);
-  return value.is_number() ? value.get<double>() : std::nan("");
-}
-
 std::string text_at(const Json& json, const std::string& pointer) {
   const Json& value = at(json, pointer);
   return value.is_string() ? escaped(value.get<std::string>()) : "";

@@ -25,12 +25,8 @@ enum class Style : unsigned char { number, share, count };
 /// The number at a JSON pointer of a diagnosis, as <data value="exact" data-key="pointer">text</data>; null
 /// and absent are "–". So the page can be held against the JSON, digit by digit.
 std::string figure(const Json& json, const std::string& pointer, Style style = Style::number);
-/// That number; NaN where it is null or absent.
-double number_at(const Json& json, const std::string& pointer);
 /// That text, escaped; "" where it is none.
 std::string text_at(const Json& json, const std::string& pointer);
-/// The value there, null where there is none.
-const Json& at(const Json& json, const std::string& pointer);
 
 /// A section of the page: heading, a soft line below it ("": none), and what follows.
 std::string section(const std::string& title, const std::string& intro, const std::string& content);

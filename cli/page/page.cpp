@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "audit/ranking.hpp"
+#include "cli/diagnosis_json.hpp"
 #include "cli/page/build.hpp"
 #include "cli/page/html.hpp"
 #include "cli/page/sections.hpp"
@@ -53,16 +54,12 @@ std::string origin_of(const Json& one) {
 std::string index_line(const Json& one, std::size_t number, const std::string& link) {
   const bool backward = !at(one, "/leak").is_null();
   const Json& bits = at(one, "/against_recorded");
-  const bool softcap = number_at(one, "/softcap") > 0;
   std::string text =
       fmt::format("<tr data-capture=\"{}\"><td class=\"left name\">{}{}</td>", number, link, origin_of(one));
   text += "<td>" + (backward ? figure(one, "/leak/p_weighted_key", Style::share) : "forward only") + "</td>";
   text += "<td>" + figure(one, "/errors/dq/before_cast", Style::share) + "</td><td>" +
           figure(one, "/condition") + "</td>";
-  text +=
-      "<td>" +
-      figure(one, softcap ? "/score_gradient_sum/before_cast/rms" : "/score_gradient_sum/after_cast/rms") +
-      "</td>";
+  text += "<td>" + figure(one, drift_pointer(one) + "/rms") + "</td>";
   text += "<td>" + figure(one, "/row_max_residue/largest") + "</td><td>" +
           figure(one, "/row_max_residue/rows", Style::count) + "</td>";
   text += "<td>" +

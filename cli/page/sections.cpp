@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 
+#include "audit/ranking.hpp"
+#include "cli/diagnosis_json.hpp"
 #include "cli/page/charts.hpp"
 #include "cli/page/html.hpp"
 #include "datasets/shape_text.hpp"
@@ -14,18 +16,11 @@ namespace bitattn::cli::page {
 
 namespace {
 
-/// What the casts of dQ cost anyway, relative (docs/spec/measured-facts.md, short answers).
-constexpr double kCasts = 2e-3;
 /// A cast to BF16 alone, relative RMS (docs/diagnose.md, Errors).
 constexpr double kOneCast = 1.7e-3;
 
 bool has_softcap(const Json& one) {
   return number_at(one, "/softcap") > 0;
-}
-
-/// Key of the row sum that should be 0: with a softcap it is the one before the cast.
-std::string drift_key(const Json& one) {
-  return has_softcap(one) ? "/score_gradient_sum/before_cast" : "/score_gradient_sum/after_cast";
 }
 
 bool with_backward(const Json& one) {
@@ -124,10 +119,10 @@ std::string verdict_sentence(const Json& one) {
   const double leak = number_at(one, "/leak/p_weighted_key");
   const std::string share = figure(one, "/leak/p_weighted_key", Style::share);
   if (!std::isfinite(leak)) return "dQ is zero or not finite, so there is nothing to measure a leak against.";
-  if (leak <= kCasts) {
+  if (leak <= audit::kLeakOfCasts) {
     return "Nothing to fix: the leak is " + share + " of |dQ|, within what the BF16 casts cost anyway.";
   }
-  const std::string times = number_text(leak / kCasts);
+  const std::string times = number_text(leak / audit::kLeakOfCasts);
   if (leak >= 1) {
     return "Rounding outweighs the gradient: what leaks into dQ is " + share + (leak < 10 ? " of" : "") +
            " |dQ|, where the BF16 casts cost 0.2 %.";
@@ -154,7 +149,7 @@ std::string head_of(const Json& one) {
                "before its last cast, of |dQ|; stored: " + figure(one, "/errors/dq/stored", Style::share));
     }
     text += tile("", "Condition", figure(one, "/condition"), "how much cancels in dQ; 1: nothing");
-    text += tile("drift", "Score-gradient sum", figure(one, drift_key(one) + "/rms"),
+    text += tile("drift", "Score-gradient sum", figure(one, drift_pointer(one) + "/rms"),
                  "RMS over rows, unit of a score’s gradient; 0 in theory");
   }
   text += tile("residue", "Row-max residue", figure(one, "/row_max_residue/largest"),
@@ -177,7 +172,7 @@ std::string cause_section(const Json& one) {
                                 {"d_p_excess", "D(ΣP′ − 1)", "row-max residue, rounding of LSE"},
                                 {"eta", "η", "fp32 rounding of dP − D and of its product"},
                                 {"beta", "β", "the cast of dS to BF16"}};
-  std::vector<double> values{number_at(one, drift_key(one) + "/rms")};
+  std::vector<double> values{number_at(one, drift_pointer(one) + "/rms")};
   std::vector<PointRow> rows;
   for (const Part& part : parts) {
     if (softcap && std::string(part.name) == "beta") continue;
@@ -187,8 +182,8 @@ std::string cause_section(const Json& one) {
   }
   const double total = values.front();
   std::optional<Mark> mark;
-  if (total > 0) mark = Mark{total, "the sum itself, " + figure(one, drift_key(one) + "/rms")};
-  const std::string largest = place_of_row(one, drift_key(one) + "/largest_at");
+  if (total > 0) mark = Mark{total, "the sum itself, " + figure(one, drift_pointer(one) + "/rms")};
+  const std::string largest = place_of_row(one, drift_pointer(one) + "/largest_at");
   return section(
       "Which rounding makes the sums",
       "In exact arithmetic the score gradients of a row sum to 0. Here they do not; four roundings make the "
@@ -196,8 +191,8 @@ std::string cause_section(const Json& one) {
       "and add up to it row by row. RMS over rows, in the unit of a score’s gradient, on a logarithmic axis.",
       point_chart("drift", DecadeAxis::around(values), rows, mark) +
           (largest.empty() ? ""
-                           : "<p class=\"note\">Largest sum: " + figure(one, drift_key(one) + "/largest") +
-                                 " at " + largest + "." +
+                           : "<p class=\"note\">Largest sum: " +
+                                 figure(one, drift_pointer(one) + "/largest") + " at " + largest + "." +
                                  (softcap ? " With a softcap the law holds before the multiply by 1 − tanh², "
                                             "so the sum is taken there."
                                           : "") +
@@ -395,7 +390,7 @@ std::string rows_map_section(const Capture& capture, const audit::Diagnosis& d, 
                               (has_softcap(one) ? "before" : "after") +
                               " the cast; 0 in exact arithmetic. Unit: a score’s gradient.",
                           " Figure: the RMS.",
-                          drift_key(one) + "/rms",
+                          drift_pointer(one) + "/rms",
                           {},
                           {}});
     quantities.push_back(
@@ -467,7 +462,7 @@ std::string heads_section(const Json& one) {
     rows.push_back(
         {figure(one, key + "/h", Style::count), figure(one, key + "/row_max_residue/rows", Style::count),
          figure(one, key + "/row_max_residue/largest"), figure(one, key + "/tied_maxima/rows", Style::count),
-         figure(one, key + "/p_sum_excess/rms"), figure(one, key + drift_key(one) + "/rms"),
+         figure(one, key + "/p_sum_excess/rms"), figure(one, key + drift_pointer(one) + "/rms"),
          figure(one, key + "/score_gradient_sum/terms/g_minus_d/rms"),
          figure(one, key + "/score_gradient_sum/terms/beta/rms"), figure(one, key + "/leak/p_weighted_key"),
          figure(one, key + "/condition")});
@@ -640,7 +635,7 @@ std::string remedies_section(const Json& one) {
     advice = "No recommendation: there is " + text_at(one, "/remedies/no_yardstick") + ".";
   } else if (cheapest == "fa3") {
     advice = "None is needed: the kernel as it is keeps " + goal + ".";
-  } else if (cheapest.is_string() && number_at(one, "/leak/p_weighted_key") <= kCasts) {
+  } else if (cheapest.is_string() && number_at(one, "/leak/p_weighted_key") <= audit::kLeakOfCasts) {
     advice = "The leak needs none. Of those that keep " + goal + ", the cheapest is <code>" +
              text_at(one, "/remedies/cheapest") + "</code>.";
   } else if (cheapest.is_string()) {

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "gpu/common/no_gpu.hpp"
+
 namespace bitattn::gpu {
 
 namespace {
@@ -39,10 +41,7 @@ Device select_device() {
   int count = 0;
   const cudaError_t status = cudaGetDeviceCount(&count);
   if (status != cudaSuccess || count == 0) {
-    throw Error(std::string("no usable NVIDIA GPU here: ") +
-                (status == cudaErrorInsufficientDriver ? "no driver, or one older than this program's CUDA"
-                 : status != cudaSuccess               ? cudaGetErrorString(status)
-                                                       : "CUDA lists none"));
+    throw Error(no_gpu_text(status));
   }
   check(cudaSetDevice(0), "selecting the GPU");
   cudaDeviceProp properties{};

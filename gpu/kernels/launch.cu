@@ -7,6 +7,7 @@
 #include <atomic>
 #include <string>
 
+#include "gpu/common/no_gpu.hpp"
 #include "gpu/kernels/around_backward.cuh"
 #include "gpu/kernels/backward.cuh"
 #include "gpu/kernels/bitattn_kernels.h"
@@ -32,11 +33,7 @@ void check_device() {
   const cudaError_t found = cudaGetDeviceCount(&count);
   if (found != cudaSuccess || count == 0) {
     cudaGetLastError();
-    fail(BITATTN_KERNELS_NO_DEVICE,
-         std::string("no usable NVIDIA GPU here: ") +
-             (found == cudaErrorInsufficientDriver ? "no driver, or one older than this program's CUDA"
-              : found != cudaSuccess               ? cudaGetErrorString(found)
-                                                   : "CUDA lists none"));
+    fail(BITATTN_KERNELS_NO_DEVICE, no_gpu_text(found));
   }
   int device = 0;
   int major = 0;

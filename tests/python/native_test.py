@@ -110,6 +110,11 @@ class Dictionaries(unittest.TestCase):
         self.assertTrue(bitattn.compare_recorded(capture, capture)["equal"])
         with self.assertRaisesRegex(InputError, "are not the same problem: "):
             bitattn.compare_recorded(capture, bitattn.load(GROUPED))
+        tensors = {n: getattr(capture, n).copy() for n in ("q", "k", "v", "dout", "out")}
+        tensors["k"].flat[5] ^= 1
+        changed = bitattn.Capture(**tensors, softmax_scale=capture.softmax_scale, causal=capture.causal)
+        with self.assertRaisesRegex(InputError, r"are not the same problem: k differs in 1 of \d+ elements"):
+            bitattn.compare_recorded(capture, changed)
 
     def test_diagnose(self):
         for options, arguments in (({"reference": None}, ["--no-reference"]), ({"rows": "3", "worst": 2}, ["--rows", "3", "--worst", "2"])):
