@@ -29,6 +29,8 @@ except ImportError:
     sys.exit(77)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "python"))
+from bitattn import words  # noqa: E402
 REGIMES = ["normal", "late", "ties", "peaky", "wild", "opposed-sink", "opposed-cluster"]
 SHIFTS = [0, 1, 3, 10, 30, 100, 300, 1000]
 BEST = "o-residual8+rounded-sum+centred-keys"
@@ -106,9 +108,7 @@ class Program:
 
 def write_rounded(dataset, values):
     """Values to a BF16 data set, to nearest, ties to even (HDF5's own conversion rounds ties away from zero)."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    bits += 0x7FFF + ((bits >> 16) & 1)
-    dataset[...] = (bits & np.uint32(0xFFFF0000)).view(np.float32)
+    dataset[...] = words.to_float(words.round_to_words(values))
 
 
 def shifted_copy(source, folder, times):
@@ -136,12 +136,8 @@ def by_query_head(source, folder):
             out.attrs.update(f.attrs)
             out.attrs["heads_kv"] = f.attrs["heads_q"]
             for name in ("q", "k", "v", "dout"):
-                kind = f[name].id.get_type()
-                words = np.empty(f[name].shape, "<u2")
-                f[name].id.read(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=kind)
-                words = np.ascontiguousarray(np.repeat(words, group, axis=-2) if name in "kv" else words)
-                made = h5py.h5d.create(out.id, name.encode(), kind, h5py.h5s.create_simple(words.shape))
-                made.write(h5py.h5s.ALL, h5py.h5s.ALL, words, mtype=kind)
+                tensor = words.read_words(f[name])
+                words.write_array(out, name, np.repeat(tensor, group, axis=-2) if name in "kv" else tensor)
     return path
 
 
